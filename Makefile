@@ -1,0 +1,45 @@
+# Each target makes the virtual environment that it needs; nothing has to be installed before.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench gpu docs clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
+
+# Written last, so that an installation that broke off is taken up again. pyproject.toml has the pins.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tied needs Python 3.11 or newer")'
+	@echo "installing the pinned versions into $(VENV) (minutes, the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## train a tied autoencoder on real digits, and draw what it does
+	$(BIN)/python examples/digits.py
+
+test: $(INSTALLED) ## the tests, two at a time
+	$(BIN)/python -m pytest -n 2
+
+check: $(INSTALLED) ## lint, format, types, import direction, README examples
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py tests/test_docs_examples.py -k 'not docs/'
+
+bench: $(INSTALLED) ## ratios against the other libraries
+	$(BIN)/python -m benchmarks
+
+docs: $(INSTALLED) ## the documentation, strict, into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+# The pinned torch may be a CPU build: GPU_PYTHON names another interpreter that has the libraries.
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(INSTALLED)) ## the tests that need a CUDA device
+	PYTHONPATH=src $(GPU_PYTHON) tools/gpu.py
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
