@@ -24,7 +24,7 @@ def main() -> int:
     seen = cuda_devices()
     print("CUDA devices:", ", ".join(f"{library} sees {n}" for library, n in seen.items()))
     if not any(seen.values()):
-        print("No GPU: not one test was run. A CPU build of a library sees no GPU; see CONTRIBUTING.")
+        print("No GPU, so no test was run. CPU builds of the libraries see none: see CONTRIBUTING.")
         return 1
     os.environ["TIED_GPU_LIBRARIES"] = ",".join(library for library, n in seen.items() if n)
     return subprocess.call([sys.executable, "-m", "pytest", "-m", "gpu", *sys.argv[1:]])
