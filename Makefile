@@ -34,7 +34,7 @@ bench: $(INSTALLED) ## ratios against the other libraries
 	$(BIN)/python -m benchmarks
 
 docs: $(INSTALLED) ## the documentation, strict, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The pinned torch may be a CPU build: GPU_PYTHON names another interpreter that has the libraries.
 GPU_PYTHON ?= $(BIN)/python
