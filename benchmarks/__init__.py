@@ -1,0 +1,1 @@
+"""Ratios against the other libraries, both sides in one run: `python -m benchmarks [name ...]`."""
