@@ -51,7 +51,7 @@ class Layout:
         >>> Layout.whole((2, 3)).strides
         (3, 1)
         """
-        return Layout(shape, _c_strides(shape))
+        return Layout(tuple(shape), _c_strides(tuple(shape)))
 
     @staticmethod
     def of(fn: Callable[[Any], Any], shape: Ints, *, dtype: str | None = None) -> Layout | None:
@@ -401,13 +401,17 @@ def _compose(outer: Layout, inner: Layout) -> Layout | None:
 def _steps(layout: Layout, base_shape: Ints) -> tuple[Step, ...]:
     if layout.dtype is not None:
         raise TypeError(f"reading bits as {layout.dtype} is not made of array operations")
+    if layout.is_whole(base_shape):
+        return ()
     layout = layout.canonical()
     lo, hi = layout.extent
     if lo < 0 or hi > math.prod(base_shape):
         raise ValueError(f"a layout of elements {lo} to {hi} is outside of the shape {base_shape}")
     steps = _plan(replace(layout, conj=False, neg=False), base_shape)
     lazy = [Step(op) for op in ("conj", "neg") if getattr(layout, op)]
-    cut = len(steps) - bool(steps and steps[-1].op == "permute")  # W.conj().T reads best
+    cut = len(steps)
+    while cut and steps[cut - 1].op in ("permute", "broadcast"):  # W.conj().T reads best
+        cut -= 1
     return (*steps[:cut], *lazy, *steps[cut:])
 
 
@@ -479,6 +483,8 @@ def _candidates(layout: Layout, base_shape: Ints) -> Iterator[list[list[Step]]]:
         yield [[_index(ends)], [Step("reshape", (-1,)), _index([(None, 0, None)]), reshape]]
         return
     forms = list(_forms(layout, base_shape))
+    dims, start, after = forms[0]
+    yield [[*middle, *after] for middle in [_solve(base_shape, dims, start)] if middle is not None]
     for before, grid, shift in _grids(layout, base_shape):
         solved = [(_solve(grid, dims, start - shift), after) for dims, start, after in forms]
         yield [[*before, *middle, *after] for middle, after in solved if middle is not None]
@@ -616,38 +622,43 @@ def _emit(grid: Ints, at: Ints, sizes: list[int], moves: list[dict[int, int]]) -
     """The slices, flips, diagonals and the permutation that follow these moves."""
     reverse = [name for name, move in enumerate(moves) if len(move) > 1 and move[min(move)] < 0]
     key: list[Any] = list(at)
-    labels: list[tuple[int, int]] = []  # for each axis that is left: itself, who walks along it
-    flips, offsets = set(), {}
+    walkers: dict[int, int] = {}  # for each axis that is left, the dimension that walks along it
+    flips: set[int] = set()
+    offsets: list[int] = []
     for name, (size, move) in enumerate(zip(sizes, moves, strict=True)):
-        turn = -1 if name in reverse else 1
+        back = {
+            axis for axis, step in move.items() if (step < 0) != (name in reverse and step != 0)
+        }
         low = {a: min(at[a], at[a] + step * (size - 1)) for a, step in move.items()}
-        offsets[name] = _whole_diagonal(grid, low, size, move)
+        offset = _whole_diagonal(grid, size, low, back) if _is_plain(move) else None
         for axis, step in move.items():
-            part = _cut(low[axis], size, abs(step) or 1, grid[axis])
-            key[axis] = part if offsets[name] is None else _FULL
-            labels.append((axis, name))
-            if step * turn < 0:
-                flips.add(axis)
-    labels.sort()
-    left = [name for _, name in labels]
-    steps = [_index(key), Step("flip", tuple(i for i, (a, _) in enumerate(labels) if a in flips))]
-    for name in range(len(moves)):
+            cut = _cut(low[axis], size, abs(step) or 1, grid[axis])
+            key[axis] = cut if offset is None else _FULL
+            walkers[axis] = name
+        flips |= back
+        offsets.append(offset or 0)
+    axes = sorted(walkers)
+    left = [walkers[axis] for axis in axes]
+    steps = [_index(key), Step("flip", tuple(i for i, axis in enumerate(axes) if axis in flips))]
+    for name, offset in enumerate(offsets):
         while left.count(name) > 1:
             first = left.index(name)
             second = left.index(name, first + 1)
-            steps.append(Step("diagonal", (offsets[name] or 0, first, second)))
-            del left[second], left[first]
-            left.append(name)
-    steps.append(Step("permute", tuple(left.index(name) for name in range(len(moves)))))
-    steps.append(Step("flip", tuple(reverse)))
-    return steps
+            steps.append(Step("diagonal", (offset, first, second)))
+            left = [*left[:first], *left[first + 1 : second], *left[second + 1 :], name]
+    order = tuple(left.index(name) for name in range(len(moves)))
+    return [*steps, Step("permute", order), Step("flip", tuple(reverse))]
 
 
-def _whole_diagonal(grid: Ints, low: dict[int, int], size: int, move: dict[int, int]) -> int | None:
-    """The offset of the diagonal that a move walks from end to end, if it does."""
-    if list(move.values()) not in ([1, 1], [-1, -1]):
-        return None
-    (first, a), (second, b) = low.items()
+def _is_plain(move: dict[int, int]) -> bool:
+    return len(move) == 2 and all(abs(step) == 1 for step in move.values())
+
+
+def _whole_diagonal(grid: Ints, size: int, low: dict[int, int], flips: set[int]) -> int | None:
+    """The offset of the diagonal that is walked from end to end, None if it is only a part."""
+    (first, a), (second, b) = (
+        (axis, grid[axis] - start - size if axis in flips else start) for axis, start in low.items()
+    )
     whole = min(a, b) == 0 and size == min(grid[first] - a, grid[second] - b)
     return b - a if whole else None
 
