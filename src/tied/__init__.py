@@ -1,0 +1,117 @@
+"""tied keeps shared weights shared: a model is a skeleton and storages, and ties are kept."""
+
+from tied._bundle import Bundle
+from tied._compare import Comparison, TieChange, check, compare, watch
+from tied._errors import (
+    ConventionError,
+    DeviceError,
+    DeviceWarning,
+    DtypeError,
+    HiddenArrayError,
+    HiddenArrayWarning,
+    LibraryError,
+    MatchError,
+    MergeError,
+    PathError,
+    TiedError,
+    TiedWarning,
+    TieError,
+    UntiedError,
+    UntiedWarning,
+)
+from tied._gradient import accumulate
+from tied._layout import Layout
+from tied._lazy import (
+    Bidiagonal,
+    Cholesky,
+    Derived,
+    Diagonal,
+    Hermitian,
+    LowerTriangular,
+    Symmetric,
+    Tridiagonal,
+    UpperTriangular,
+    View,
+    adjoint,
+    diagonal,
+    permute,
+    transpose,
+    view,
+)
+from tied._map import bf16, cast, copy, cpu, empty, f16, f32, f64, gpu, map, to
+from tied._node import leaf, node, register
+from tied._path import Path
+from tied._skeleton import Skeleton, merge, split
+from tied._ties import LeafReport, StorageReport, Ties, ties
+from tied._vector import ravel
+from tied._where import shares, span
+from tied.arrays import Span
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bidiagonal",
+    "Bundle",
+    "Cholesky",
+    "Comparison",
+    "ConventionError",
+    "Derived",
+    "DeviceError",
+    "DeviceWarning",
+    "Diagonal",
+    "DtypeError",
+    "Hermitian",
+    "HiddenArrayError",
+    "HiddenArrayWarning",
+    "Layout",
+    "LeafReport",
+    "LibraryError",
+    "LowerTriangular",
+    "MatchError",
+    "MergeError",
+    "Path",
+    "PathError",
+    "Skeleton",
+    "Span",
+    "StorageReport",
+    "Symmetric",
+    "TieChange",
+    "TieError",
+    "TiedError",
+    "TiedWarning",
+    "Ties",
+    "Tridiagonal",
+    "UntiedError",
+    "UntiedWarning",
+    "UpperTriangular",
+    "View",
+    "accumulate",
+    "adjoint",
+    "bf16",
+    "cast",
+    "check",
+    "compare",
+    "copy",
+    "cpu",
+    "diagonal",
+    "empty",
+    "f16",
+    "f32",
+    "f64",
+    "gpu",
+    "leaf",
+    "map",
+    "merge",
+    "node",
+    "permute",
+    "ravel",
+    "register",
+    "shares",
+    "span",
+    "split",
+    "ties",
+    "to",
+    "transpose",
+    "view",
+    "watch",
+]

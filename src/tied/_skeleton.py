@@ -1,0 +1,414 @@
+"""A model without its arrays: `split` takes the arrays out, `merge` puts them back."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tied import _hidden
+from tied._errors import MergeError, TieError
+from tied._node import kinds
+from tied._path import Path
+from tied._storage import Storage, spread, storages
+from tied._walk import EXTRAS, STATIC, Record, Walk, walk
+from tied.arrays import Library
+
+
+class Plan:
+    """How to put a model together from its leaves.
+
+    Attributes:
+        records: The nodes that are built anew, children first.
+        count: The number of items.
+        root: The root's item; -1 for a model that holds no array.
+        model: That model.
+        cyclic: Whether a part contains itself.
+        hung: (extras item, leaf item) pairs.
+    """
+
+    __slots__ = ("count", "cyclic", "hung", "model", "records", "root")
+
+    def __init__(self, found: Walk, model: Any, *, everything: bool = False) -> None:
+        self.count = len(found.objects)
+        self.cyclic = found.cyclic
+        self.hung = dict((extras, leaf) for leaf, extras in found.extras)
+        keeps: Any = b"\1" * self.count if everything else found.holders()
+        if not everything:
+            for extras in self.hung:
+                keeps[extras] = 1
+        self.records = self._records(found, keeps)
+        self.root = found.root if found.root != STATIC and keeps[found.root] else STATIC
+        self.model = model if self.root == STATIC else None
+
+    @staticmethod
+    def _records(found: Walk, keeps: Any) -> list[Record]:
+        records = []
+        for item in found.finished:
+            if not keeps[item]:
+                continue
+            record = found.records[item]
+            assert record is not None
+            if not all(keeps[child] for _, child in record.holes):
+                for position, child in record.holes:
+                    if not keeps[child]:
+                        record.values[position] = found.objects[child]
+                record.holes = [hole for hole in record.holes if keeps[hole[1]]]
+            records.append(record)
+        return records
+
+    def build(self, items: list[Any], attach: Callable[[int, dict[str, Any]], None]) -> Any:
+        """Returns the model; `items` holds the new leaves and gets the new nodes.
+
+        Args:
+            items: For each item that is a leaf, the leaf; any other value for the rest.
+            attach: Hangs on a new leaf (by its item) what hung on the old one.
+        """
+        if self.root == STATIC:
+            return self.model
+        if self.cyclic:
+            self._shells(items)
+        for record in self.records:
+            early = self.cyclic and record.node.early
+            if early:
+                continue
+            values = record.values.copy()
+            for position, child in record.holes:
+                values[position] = items[child]
+            made = record.node.build(record.cls, record.keys, values, record.static)
+            items[record.item] = made
+            if record.node is EXTRAS:
+                attach(self.hung[record.item], made)
+        if self.cyclic:
+            self._fill(items)
+        return items[self.root]
+
+    def _shells(self, items: list[Any]) -> None:
+        for record in self.records:
+            if record.node.early:
+                items[record.item] = record.node.shell(record.cls, record.static)
+
+    def _fill(self, items: list[Any]) -> None:
+        for record in self.records:
+            if record.node.early:
+                values = record.values.copy()
+                for position, child in record.holes:
+                    values[position] = items[child]
+                record.node.fill(items[record.item], record.keys, values, record.static)
+
+
+def attach_to(items: list[Any], leaf: int, extras: dict[str, Any]) -> None:
+    """Hangs attributes, hooks and the gradient on a new leaf of the same library."""
+    kind = kinds[type(items[leaf])]
+    if isinstance(kind, Library):
+        kind.attach(items[leaf], extras)
+
+
+class Skeleton:
+    """A model without its arrays: containers, layers, settings, and what each leaf reads.
+
+    It is immutable and holds no array. It hashes (the same in every process), compares with `==`
+    and pickles, so it is a static argument of `jax.jit` and a part of a file.
+
+    Attributes:
+        names: The names of the storages, in walk order.
+    """
+
+    __slots__ = ("_hash", "_plan", "_storages", "names")
+
+    def __init__(self, plan: Plan, found: tuple[Storage, ...]) -> None:
+        self._plan = plan
+        self._storages = found
+        self._hash: int | None = None
+        self.names = tuple(storage.name for storage in found)
+
+    def merge(self, *parts: Mapping[str, Any], plain: bool = False) -> Any:
+        """Returns the model over these storages.
+
+        Args:
+            *parts: Dicts from name to array, together one for each storage.
+            plain: Give ordinary arrays where JAX has no views (no `View`s), for code that knows
+                arrays only. They are computed from the storages, so gradients still add up.
+
+        Returns:
+            A new model. Its leaves share the memory of the storages. A PyTorch storage that is a
+            `Parameter` gives leaves of autograd, as in the model that was split; any other tensor
+            that gradients flow through gives leaves that are connected to it, so that its
+            gradient is the sum over all uses.
+
+        Raises:
+            MergeError: A storage is missing, unknown, given twice, or of another shape.
+        """
+        given = self._gathered(parts)
+        items: list[Any] = [None] * self._plan.count
+        for storage in self._storages:
+            array = given[storage.name]
+            self._check_shape(storage, array)
+            for item, leaf in spread(storage, array):
+                items[item] = leaf
+        if plain:
+            items = [_unlazy(x) for x in items]
+        return self._plan.build(items, lambda leaf, extras: attach_to(items, leaf, extras))
+
+    def _gathered(self, parts: tuple[Mapping[str, Any], ...]) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        for part in parts:
+            twice = given.keys() & part.keys()
+            if twice:
+                raise MergeError(f"a storage is given twice: {min(twice)}", paths=sorted(twice))
+            given.update(part)
+        missing = [name for name in self.names if name not in given]
+        known = set(self.names)
+        unknown = [str(name) for name in given if name not in known]
+        if missing or unknown:
+            facts = [("missing", name or "the model") for name in missing[:8]]
+            facts += [("unknown", name) for name in unknown[:8]]
+            raise MergeError(
+                "these storages are not those of the skeleton",
+                facts=facts,
+                hint="Give merge every dict that split returned, with the same names",
+                paths=[*missing, *unknown],
+            )
+        return given
+
+    def _check_shape(self, storage: Storage, array: Any) -> None:
+        kind = kinds[type(array)]
+        if not isinstance(kind, Library) or kind.name == "opaque":
+            return
+        shape = kind.shape(array)
+        if shape != storage.shape:
+            raise MergeError(
+                f"a storage has another shape than the skeleton's: {storage.name or 'the model'}",
+                facts=[("skeleton", str(storage.shape)), ("given", str(shape))],
+                hint="merge needs the shapes that split gave; to change shapes, use tied.map",
+                paths=[storage.name],
+            )
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            text = "\n".join(_outline(self._plan, self._storages))
+            digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
+            self._hash = int.from_bytes(digest, "big")
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Skeleton) or hash(self) != hash(other):
+            return False
+        return self._storages == other._storages and _same_plan(self._plan, other._plan)
+
+    def __reduce__(self) -> Any:
+        plan = self._plan
+        rows = [
+            (r.item, r.cls, _frozen(r.keys), r.values, r.holes, r.static, r.node is EXTRAS)
+            for r in plan.records
+        ]
+        return _revive, (rows, plan.count, plan.root, plan.model, plan.cyclic, plan.hung,
+                         self._storages)  # fmt: skip
+
+    def __repr__(self) -> str:
+        kind = "model" if self._plan.root == STATIC else _root_name(self._plan)
+        return f"<Skeleton of a {kind}: {len(self.names)} storages>"
+
+
+def _root_name(plan: Plan) -> str:
+    records = [record for record in plan.records if record.item == plan.root]
+    return records[0].cls.__name__ if records else "bare array"
+
+
+def _frozen(keys: Any) -> Any:
+    return keys if isinstance(keys, (tuple, range)) else tuple(keys)
+
+
+def _revive(
+    rows: Any, count: int, root: int, model: Any, cyclic: bool, hung: Any, found: Any
+) -> Skeleton:
+    plan = Plan.__new__(Plan)
+    plan.records = []
+    for item, cls, keys, values, holes, static, is_extras in rows:
+        node: Any = EXTRAS if is_extras else kinds[cls]
+        record = Record(item, node, cls, keys, values, static)
+        record.holes = holes
+        plan.records.append(record)
+    plan.count, plan.root, plan.model, plan.cyclic, plan.hung = count, root, model, cyclic, hung
+    return Skeleton(plan, found)
+
+
+def _outline(plan: Plan, found: tuple[Storage, ...]) -> Any:
+    """Gives lines that say the structure of a skeleton and are the same in every process."""
+    for record in plan.records:
+        keys = [str(key) if isinstance(key, (str, int, tuple)) else "" for key in record.keys]
+        yield f"{record.item} {record.cls.__qualname__} {keys} {record.holes}"
+    for s in found:
+        readers = [(r.item, r.layout, r.library) for r in s.readers]
+        yield f"{s.name} {s.shape} {s.dtype} {s.order} {s.whole} {readers}"
+
+
+def _same_plan(a: Plan, b: Plan) -> bool:
+    if (a.count, a.root, a.hung, len(a.records)) != (b.count, b.root, b.hung, len(b.records)):
+        return False
+    if not same(a.model, b.model):
+        return False
+    return all(map(_same_record, a.records, b.records))
+
+
+def _same_record(a: Record, b: Record) -> bool:
+    return (
+        a.item == b.item
+        and a.cls is b.cls
+        and a.holes == b.holes
+        and list(a.keys) == list(b.keys)
+        and all(map(same, a.values, b.values))
+        and same(a.static, b.static)
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Returns whether two parts that hold no array are the same, part by part."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if kinds[type(a)] is None:
+        return bool(a == b) or (a != a and b != b)
+    if type(a).__eq__ is not object.__eq__ and not _is_tree(a):
+        return bool(a == b)
+    one, other = walk(a), walk(b)
+    if one.leaves or other.leaves or one.root == STATIC or other.root == STATIC:
+        return False
+    plans = Plan(one, a, everything=True), Plan(other, b, everything=True)
+    if len(plans[0].records) != len(plans[1].records) or one.closed or other.closed:
+        return False
+    return all(map(_same_record, plans[0].records, plans[1].records))
+
+
+def _is_tree(x: Any) -> bool:
+    return isinstance(x, (dict, list, tuple, set, frozenset))
+
+
+def _unlazy(x: Any) -> Any:
+    kind = kinds[type(x)]
+    return x.read() if isinstance(kind, Library) and kind.name == "lazy" else x
+
+
+def split(
+    model: Any, *filters: Any, conflict: str = "raise", hidden: str = "warn"
+) -> tuple[Any, ...]:
+    """Takes a model apart into a skeleton and its storages.
+
+    Args:
+        model: Any object. It is not changed.
+        *filters: Which storages go into which dict: a type (of the array, or of the object that
+            holds it, as `flax.nnx.Param`), a glob on the name (`"encoder.*"`), a function of
+            (path, array), or `...` for all. The first filter that fits takes the storage.
+        conflict: What to do with a storage whose leaves fall under different filters: "raise", or
+            "first", which gives it to the first of them.
+        hidden: What to do about arrays in objects that nothing opens: "warn", "raise", "keep".
+
+    Returns:
+        (skeleton, storages) without filters; (skeleton, one dict a filter, the rest) with some.
+        The dicts go from name to array, in walk order, and share memory with the model: the array
+        of a storage is its representative itself, or a new array over the span that is read. What
+        PyTorch keeps in `.grad` is not part of them.
+
+    Raises:
+        TieError: A storage falls under two filters and `conflict` is "raise".
+        HiddenArrayError: An array is hidden and `hidden` is "raise".
+
+    >>> import numpy as np, tied
+    >>> W = np.ones((2, 3))
+    >>> skeleton, storages = tied.split({"enc": W, "dec": W.T})
+    >>> list(storages), skeleton.merge(storages)["dec"].shape
+    (['enc'], (3, 2))
+    """
+    found = walk(model, extras=True)
+    _hidden.check(found, hidden)
+    pairs = _named(storages(found))
+    skeleton_storages = tuple(storage for storage, _ in pairs)
+    parts: list[dict[str, Any]] = [{} for _ in range(len(filters) + 1)]
+    for storage, array in pairs:
+        place = _sorted_into(found, storage, array, filters, conflict) if filters else 0
+        parts[place][storage.name] = array()
+    return Skeleton(Plan(found, model), skeleton_storages), *parts
+
+
+def _named(
+    pairs: list[tuple[Storage, Callable[[], Any]]],
+) -> list[tuple[Storage, Callable[[], Any]]]:
+    """Makes names unique: keys with dots in them can give one name to two places."""
+    taken: set[str] = set()
+    named = []
+    for storage, array in pairs:
+        name, n = storage.name, 1
+        while name in taken:
+            n += 1
+            name = f"{storage.name}#{n}"
+        taken.add(name)
+        named.append((storage if n == 1 else storage._replace(name=name), array))
+    return named
+
+
+def _sorted_into(
+    found: Walk,
+    storage: Storage,
+    array: Callable[[], Any],
+    filters: tuple[Any, ...],
+    conflict: str,
+) -> int:
+    """Returns the number of the filter that takes a storage."""
+    places = {}
+    for reader in storage.readers:
+        place = _first_fit(found, reader.item, filters)
+        places.setdefault(place, reader.path)
+    if len(places) > 1 and conflict != "first":
+        facts = [
+            (f"filter {n}" if n < len(filters) else "rest", path)
+            for n, path in sorted(places.items())
+        ]
+        raise TieError(
+            "one storage falls under different filters",
+            facts=facts,
+            hint='Sort its leaves alike, or type: tied.split(..., conflict="first")',
+            paths=places.values(),
+        )
+    return min(places)
+
+
+def _first_fit(found: Walk, item: int, filters: tuple[Any, ...]) -> int:
+    for n, wanted in enumerate(filters):
+        if _fits(found, item, wanted):
+            return n
+    return len(filters)
+
+
+def _fits(found: Walk, item: int, wanted: Any) -> bool:
+    array = found.objects[item]
+    if wanted is ...:
+        return True
+    if isinstance(wanted, type):
+        parent = found.parents[item]
+        return isinstance(array, wanted) or (
+            parent >= 0 and isinstance(found.objects[parent], wanted)
+        )
+    if isinstance(wanted, str):
+        return fnmatch.fnmatchcase(found.name(item), wanted)
+    path: Path = found.path(item)
+    return bool(wanted(path, array))
+
+
+def merge(skeleton: Skeleton, *parts: Mapping[str, Any], plain: bool = False) -> Any:
+    """Puts a model together again; `merge(*split(model))` equals the model.
+
+    The same as `skeleton.merge(*parts)`: see `Skeleton.merge` for what is shared and raised.
+
+    Args:
+        skeleton: The first thing that `split` returned.
+        *parts: Dicts from name to array, together one for each storage.
+        plain: Give ordinary arrays where JAX has no views.
+
+    Returns:
+        A new model over these arrays.
+    """
+    return skeleton.merge(*parts, plain=plain)

@@ -1,0 +1,401 @@
+"""From leaves to storages: which leaves share an element, and what each of them reads.
+
+The method is a sweep over address intervals that keeps every open one, with the exact question
+(do two strided arrays meet?) left to `numpy.shares_memory`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tied._errors import TieError
+from tied._layout import Layout
+from tied._node import kinds
+from tied._steps import ghost
+from tied._walk import Walk
+from tied.arrays import Geometry, Library, load
+
+MAX_WORK = 100_000  # of numpy.shares_memory; past it two arrays are taken to meet
+
+
+class Reader(NamedTuple):
+    """A leaf that reads a storage.
+
+    Attributes:
+        item: The leaf's number in the walk.
+        path: Where it was first met, as a dotted name.
+        layout: What it reads; None for a storage that only this leaf reads, as it is.
+        library: The name of its array library.
+        meta: What its library says it has besides elements.
+    """
+
+    item: int
+    path: str
+    layout: Layout | None
+    library: str
+    meta: Any
+
+
+class Storage(NamedTuple):
+    """A run of elements that one or more leaves read; holds no array.
+
+    Attributes:
+        name: The path of its representative.
+        library: The array library that `map`'s function meets.
+        shape: The shape that it is given in.
+        dtype: Its dtype's name.
+        order: Its axes in the order of memory; empty for a storage that is read only as it is.
+        whole: Which reader is the storage itself; -1 if none is.
+        readers: The leaves, in walk order.
+    """
+
+    name: str
+    library: str
+    shape: tuple[int, ...]
+    dtype: str
+    order: tuple[int, ...]
+    whole: int
+    readers: tuple[Reader, ...]
+
+    @property
+    def base_shape(self) -> tuple[int, ...]:
+        """The shape with its axes in the order of memory; layouts count in it."""
+        return tuple(self.shape[axis] for axis in self.order)
+
+    @property
+    def plain(self) -> bool:
+        """Whether one leaf reads it, as it is."""
+        return len(self.readers) == 1 and self.whole == 0
+
+
+class Cluster(NamedTuple):
+    """Leaves that are tied, by their positions in `walk.leaves`, and what each reads."""
+
+    members: list[int]
+    geometries: list[Geometry]
+
+
+def overlap(a: Geometry, b: Geometry) -> bool:
+    """Returns whether two arrays of one space share an element."""
+    low, high = max(a.extent()[0], b.extent()[0]), min(a.extent()[1], b.extent()[1])
+    if low >= high or 0 in a.shape or 0 in b.shape:
+        return False
+    step = math.gcd(*a.strides, *b.strides)
+    if step and (apart := (b.address - a.address) % step) >= a.itemsize:
+        if apart + b.itemsize <= step:
+            return False  # they interleave: columns of one matrix
+    ghosts = [ghost(g.address + (1 << 20), g.shape, g.strides, g.itemsize) for g in (a, b)]
+    try:
+        return bool(np.shares_memory(*ghosts, max_work=MAX_WORK))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def repeats_elements(g: Geometry) -> bool:
+    """Returns whether an array may read an element twice (broadcast, sliding windows)."""
+    reach = g.itemsize
+    for stride, length in sorted((abs(s), n) for s, n in zip(g.strides, g.shape, strict=True)):
+        if length > 1:
+            if stride < reach:
+                return True
+            reach = stride * (length - 1) + reach
+    return False
+
+
+def clusters(walk: Walk) -> list[int | Cluster]:
+    """Returns the storages of a walk: the position of a leaf that stands alone, or a `Cluster`."""
+    spaces: dict[Hashable, list[tuple[int, int, int, bool]]] = {}
+    objects = walk.objects
+    for position, (item, library) in enumerate(zip(walk.leaves, walk.libraries, strict=True)):
+        space, low, high, dense = library.place(objects[item])
+        spaces.setdefault(space, []).append((low, high, position, dense))
+    found: list[int | Cluster] = []
+    for places in spaces.values():
+        if len(places) == 1:
+            found.append(_alone(walk, places[0]))
+        else:
+            places.sort()
+            found.extend(_sweep(walk, places))
+    found.sort(key=lambda one: one if isinstance(one, int) else one.members[0])
+    return found
+
+
+def _geometry(walk: Walk, position: int) -> Geometry | None:
+    return walk.libraries[position].geometry(walk.objects[walk.leaves[position]])
+
+
+def _alone(walk: Walk, place: tuple[int, int, int, bool]) -> int | Cluster:
+    low, high, position, dense = place
+    if dense or low == high:
+        if walk.libraries[position].name != "lazy":
+            return position
+    geometry = _geometry(walk, position)
+    lazy = walk.libraries[position].name == "lazy"
+    if geometry is None or low == high or not (lazy or repeats_elements(geometry)):
+        return position
+    return Cluster([position], [geometry])
+
+
+def _sweep(walk: Walk, places: list[tuple[int, int, int, bool]]) -> Iterable[int | Cluster]:
+    """Cuts sorted intervals into runs that touch, and each run into groups that meet."""
+    run: list[tuple[int, int, int, bool]] = []
+    end = -1
+    for place in places:
+        low, high = place[0], place[1]
+        if low >= end:
+            if len(run) == 1:
+                yield _alone(walk, run[0])
+            elif run:
+                yield from _groups(walk, run)
+            run = []
+        if low == high:
+            yield _alone(walk, place)
+            continue
+        run.append(place)
+        end = max(end, high)
+    if len(run) == 1:
+        yield _alone(walk, run[0])
+    elif run:
+        yield from _groups(walk, run)
+
+
+def _groups(walk: Walk, run: list[tuple[int, int, int, bool]]) -> Iterable[int | Cluster]:
+    """Joins the leaves of a run that share an element; keeps every interval that is open."""
+    geometries = [_geometry(walk, place[2]) for place in run]
+    parent = list(range(len(run)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    opened: list[int] = []
+    for i, (low, _, _, dense) in enumerate(run):
+        opened = [j for j in opened if run[j][1] > low]
+        for j in opened:
+            a, b = root(i), root(j)
+            if a != b and _meet(geometries[i], geometries[j], dense and run[j][3]):
+                parent[a] = b
+        opened.append(i)
+    groups: dict[int, list[int]] = {}
+    for i in range(len(run)):
+        groups.setdefault(root(i), []).append(i)
+    for group in groups.values():
+        if len(group) == 1:
+            yield _alone(walk, run[group[0]])
+        else:
+            group.sort(key=lambda i: run[i][2])
+            known = [geometry for i in group if (geometry := geometries[i]) is not None]
+            yield Cluster([run[i][2] for i in group], known)
+
+
+def _meet(a: Geometry | None, b: Geometry | None, both_dense: bool) -> bool:
+    return both_dense or (a is not None and b is not None and overlap(a, b))
+
+
+def storages(walk: Walk) -> list[tuple[Storage, Callable[[], Any]]]:
+    """Returns each storage of a walk, and a function that gives its array (shared, not copied)."""
+    found: list[tuple[Storage, Callable[[], Any]]] = []
+    for one in clusters(walk):
+        if isinstance(one, int):
+            found.append(_single(walk, one))
+        else:
+            found.append(_shared(walk, one, True))
+    return found
+
+
+def _single(walk: Walk, position: int) -> tuple[Storage, Callable[[], Any]]:
+    item, library = walk.leaves[position], walk.libraries[position]
+    array = walk.objects[item]
+    name = walk.name(item)
+    reader = Reader(item, name, None, library.name, library.meta(array))
+    shape, dtype = library.shape(array), library.dtype(array)
+    storage = Storage(name, library.name, shape, dtype, (), 0, (reader,))
+    return storage, lambda: array
+
+
+def shared_storage(walk: Walk, cluster: Cluster) -> Storage:
+    """Returns what a cluster reads, without what its leaves have besides elements."""
+    return _shared(walk, cluster, False)[0]
+
+
+def _shared(walk: Walk, cluster: Cluster, metas: bool) -> tuple[Storage, Callable[[], Any]]:
+    whole = _representative(walk, cluster)
+    members, geometries = cluster
+    low = min(g.extent()[0] for g in geometries)
+    high = max(g.extent()[1] for g in geometries)
+    if whole >= 0:
+        base, library = walk.objects[walk.leaves[members[whole]]], walk.libraries[members[whole]]
+        order, conj, neg = _order(geometries[whole]), geometries[whole].conj, geometries[whole].neg
+    else:
+        base, library = _window(walk, members, low, high)
+        order, conj, neg = tuple(range(len(base.shape))), False, False
+    dtype = library.dtype(base)
+    seen = library.geometry(base)
+    assert seen is not None
+    readers = []
+    for position, geometry in zip(members, geometries, strict=True):
+        item, owner = walk.leaves[position], walk.libraries[position]
+        layout = _layout(geometry, low, seen.itemsize, dtype, conj, neg)
+        meta = owner.meta(walk.objects[item]) if metas else None
+        readers.append(Reader(item, walk.name(item), layout, owner.name, meta))
+    name = readers[max(whole, 0)].path
+    shape = library.shape(base)
+    storage = Storage(name, library.name, shape, dtype, order, whole, tuple(readers))
+    return storage, lambda: base
+
+
+def _window(walk: Walk, members: list[int], low: int, high: int) -> tuple[Any, Library]:
+    """Returns the span of a tie that no member covers, as an array, and its library."""
+    name = walk.libraries[members[0]].name
+    arrays = [walk.objects[walk.leaves[i]] for i in members if walk.libraries[i].name == name]
+    library = load(name)
+    base = library.window(library.owner(arrays), low, high - low)
+    kind = kinds[type(base)]
+    assert isinstance(kind, Library)
+    return base, kind
+
+
+def _representative(walk: Walk, cluster: Cluster) -> int:
+    """Returns which member covers the span densely; C-ordered first, then in walk order."""
+    low = min(g.extent()[0] for g in cluster.geometries)
+    high = max(g.extent()[1] for g in cluster.geometries)
+    best, chosen = None, -1
+    for i, (position, g) in enumerate(zip(cluster.members, cluster.geometries, strict=True)):
+        covers = math.prod(g.shape) * g.itemsize == high - low and not repeats_elements(g)
+        upward = all(s > 0 for s, n in zip(g.strides, g.shape, strict=True) if n > 1)
+        if not (covers and upward) or walk.libraries[position].name == "lazy":
+            continue
+        ordered = _order(g) == tuple(range(len(g.shape)))
+        key = (g.conj or g.neg, not ordered, -g.itemsize, i)
+        if best is None or key < best:
+            best, chosen = key, i
+    return chosen
+
+
+def _order(g: Geometry) -> tuple[int, ...]:
+    """Returns the axes from the largest stride to the smallest; axes of length 1 stay in place."""
+    axes = [axis for axis, length in enumerate(g.shape) if length > 1]
+    placed = iter(sorted(axes, key=lambda axis: -g.strides[axis]))
+    return tuple(next(placed) if n > 1 else axis for axis, n in enumerate(g.shape))
+
+
+def _layout(g: Geometry, low: int, unit: int, dtype: str, conj: bool, neg: bool) -> Layout:
+    """Returns what an array reads of a storage that starts at `low`."""
+    offset = g.address - low
+    strides = tuple(s if n > 1 else 0 for s, n in zip(g.strides, g.shape, strict=True))
+    flags = (g.conj ^ conj, g.neg ^ neg)
+    if g.dtype != dtype or offset % unit or any(stride % unit for stride in strides):
+        return Layout(g.shape, strides, offset, *flags, g.dtype)
+    counted = tuple(stride // unit for stride in strides)
+    return Layout(g.shape, counted, offset // unit, *flags).canonical()
+
+
+def spread(storage: Storage, result: Any) -> list[tuple[int, Any]]:
+    """Returns (item, new leaf) for each reader of a storage, given what became of the storage.
+
+    Raises:
+        TieError: The result can't be read as the storage was; the error names both paths.
+    """
+    library = kinds[type(result)]
+    if storage.plain:
+        reader = storage.readers[0]
+        if isinstance(library, Library) and library.name == reader.library:
+            return [(reader.item, library.dress(result, reader.meta))]
+        return [(reader.item, result)]
+    _fits(storage, result, library)
+    assert isinstance(library, Library)
+    flat, shared = library.flat(result, storage.order)
+    leaves = []
+    for i, reader in enumerate(storage.readers):
+        assert reader.layout is not None
+        meta = reader.meta if reader.library == library.name else None
+        if i == storage.whole and shared:
+            leaf = library.dress(result, meta)
+        else:
+            leaf = library.read(flat, storage.base_shape, reader.layout, meta)
+        if reader.library not in (library.name, "lazy") and library.name == storage.library:
+            leaf = _translated(leaf, library, reader)
+        leaves.append((reader.item, leaf))
+    return leaves
+
+
+def _fits(storage: Storage, result: Any, library: Any) -> None:
+    """Raises unless a result can be read as its storage was."""
+    if not isinstance(library, Library) or library.name in ("opaque", "lazy"):
+        what = f"a {type(result).__name__}, not an array"
+        raise _unfit(storage, "replace a storage that is read as a view", what, "an array")
+    shape = library.shape(result)
+    if shape != storage.shape:
+        change = f"{storage.shape} -> {shape}"
+        raise _unfit(
+            storage,
+            "change the shape of a storage that is read as a view",
+            change,
+            f"an array of shape {storage.shape}",
+        )
+    dtype = library.dtype(result)
+    bits = [r for r in storage.readers if r.layout is not None and r.layout.dtype is not None]
+    if bits and dtype != storage.dtype:
+        change = f"{storage.dtype} -> {dtype}"
+        raise _unfit(
+            storage,
+            "change the dtype of a storage whose bits are read as another dtype",
+            change,
+            f"an array of dtype {storage.dtype}",
+            bits[0],
+        )
+
+
+def _unfit(
+    storage: Storage, what: str, change: str, wanted: str, reader: Reader | None = None
+) -> TieError:
+    others = [r for i, r in enumerate(storage.readers) if i != storage.whole]
+    reader = reader or others[0]
+    assert reader.layout is not None
+    return TieError(
+        f"map cannot {what}",
+        facts=[
+            ("storage", f"{storage.name or 'the model'}   {change}"),
+            ("view", f"{reader.path} = {how(storage, reader)}"),
+        ],
+        hint=f"Return {wanted}, or give {reader.path} memory of its own first (a copy)",
+        paths=[storage.name, *(r.path for r in storage.readers if r.path != storage.name)],
+    )
+
+
+def how(storage: Storage, reader: Reader) -> str:
+    """Returns how a leaf reads its storage, as a person writes it: `encoder.weight.T`."""
+    if reader.layout is None:
+        return storage.name
+    name, shape = storage.name, storage.base_shape
+    if storage.whole < 0:
+        name = f"<span of {storage.name}>"
+    elif storage.order != tuple(range(len(storage.order))):
+        own = storage.readers[storage.whole].layout
+        if reader.layout == own:
+            return name
+        if len(storage.order) == 2:
+            name += ".T"
+        else:
+            name += f".transpose{storage.order}"
+        if reader.layout.is_whole(shape):
+            return name
+    return reader.layout.describe(shape, name, base_dtype=storage.dtype)
+
+
+def _translated(leaf: Any, library: Library, reader: Reader) -> Any:
+    """Returns a leaf of one library as an array of another over the same memory."""
+    other = load(reader.library)
+    made = other.alias(library.to_numpy(leaf)) if library.device(leaf) == "cpu" else None
+    if made is None:
+        raise TieError(
+            f"a tie across {library.name} and {reader.library} can't be kept here",
+            hint=f'Move the model into one library first: tied.to(model, "{library.name}")',
+        )
+    return other.dress(made, reader.meta)

@@ -1,0 +1,286 @@
+"""The one traversal: a model taken apart into nodes and leaves, each object once.
+
+The walk is iterative, so depth does not matter, and remembers objects by identity, so shared parts
+are met once and cycles end. Nodes and leaves are *items*, numbered in walk order; paths are worked
+out from an item's parent when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tied import arrays
+from tied._node import Closed, Kind, Node, kinds
+from tied._path import Path, Step
+from tied.arrays import Library
+from tied.nodes.containers import OBJECT_ARRAY
+
+STATIC = -1
+
+
+class Extras:
+    """What hangs on a leaf, as a part of the model: attributes of a parameter, its gradient."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+
+class ExtrasNode(Node):
+    """See `Extras`; put back as a dict, which the leaf's library hangs on the new leaf."""
+
+    def open(self, x: Any) -> Any:
+        return tuple(x.values), list(x.values.values()), None
+
+    def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
+        return dict(zip(keys, values, strict=True))
+
+
+EXTRAS = ExtrasNode()
+OPAQUE = arrays.load("opaque")
+
+
+class Record:
+    """A node of the walk.
+
+    Attributes:
+        item: Its number.
+        node: How it comes apart.
+        cls: Its type.
+        keys: The keys of its children.
+        values: Its children; those that are items are blanked.
+        holes: Which positions of `values` are items, and which.
+        static: What else it needs to be put back.
+    """
+
+    __slots__ = ("cls", "holes", "item", "keys", "node", "static", "values")
+
+    def __init__(
+        self, item: int, node: Node, cls: type, keys: Any, values: list[Any], static: Any
+    ) -> None:
+        self.item = item
+        self.node = node
+        self.cls = cls
+        self.keys = keys
+        self.values = values
+        self.holes: list[tuple[int, int]] = []
+        self.static = static
+
+
+class Walk:
+    """A model taken apart. Holds every object it met, so that no `id` is reused.
+
+    Attributes:
+        objects: The items: for a leaf its array, for a node the object.
+        parents: For each item the node that it was first met in; -1 for the root.
+        positions: For each item the position in that node.
+        records: For each item its `Record`; None for leaves.
+        finished: The nodes, children before parents (back to front only in cycles).
+        leaves: The items that are leaves, in walk order.
+        libraries: The library of each leaf.
+        repeats: (item, node, position) for each further place of an item.
+        closed: (node, position, object) for each thing that nothing opened.
+        extras: (leaf, extras item) for each leaf that something hangs on.
+        cyclic: Whether a part contains itself.
+        root: The root's item, or -1 if there is nothing to see in the model.
+    """
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self.parents: list[int] = []
+        self.positions: list[int] = []
+        self.records: list[Record | None] = []
+        self.finished: list[int] = []
+        self.leaves: list[int] = []
+        self.libraries: list[Library] = []
+        self.repeats: list[tuple[int, int, int]] = []
+        self.closed: list[tuple[int, int, Any]] = []
+        self.extras: list[tuple[int, int]] = []
+        self.cyclic = False
+        self.root = STATIC
+        self._names: dict[int, str] = {-1: ""}
+
+    def step(self, node: int, position: int) -> Step:
+        """Returns the step from a node to the child at `position`."""
+        record = self.records[node]
+        if record is None:  # the extras of a leaf
+            return Step("inside", "")
+        key = record.keys[position]
+        return key if type(key) is Step else Step(record.node.step, key)
+
+    def path(self, item: int) -> Path:
+        """Returns the path at which an item was first met."""
+        steps = []
+        while item != self.root:
+            node = self.parents[item]
+            steps.append(self.step(node, self.positions[item]))
+            item = node
+        return Path(tuple(reversed(steps)))
+
+    def place(self, node: int, position: int) -> Path:
+        """Returns the path of a child of a node."""
+        if node < 0:
+            return Path()
+        return Path((*self.path(node).steps, self.step(node, position)))
+
+    def name(self, item: int) -> str:
+        """Returns `str(path(item))`; the names of nodes are remembered, however deep."""
+        names = self._names
+        todo = []
+        while item != self.root and item not in names:
+            todo.append(item)
+            item = self.parents[item]
+        found = names.get(item, "")
+        for item in reversed(todo):
+            step = self.step(self.parents[item], self.positions[item]).name()
+            found = f"{found}.{step}" if found and step else found or step
+            if self.records[item] is not None:
+                names[item] = found
+        return found
+
+    def holders(self) -> bytearray:
+        """Returns for each item whether it is a leaf or holds one."""
+        holds = bytearray(len(self.objects))
+        for item in self.leaves:
+            holds[item] = 1
+        if not self.cyclic:
+            for item in self.finished:
+                record = self.records[item]
+                assert record is not None
+                holds[item] = any(holds[child] for _, child in record.holes)
+            return holds
+        return self._spread(holds)
+
+    def _spread(self, holds: bytearray) -> bytearray:
+        above: list[list[int]] = [[] for _ in self.objects]
+        for item in self.finished:
+            record = self.records[item]
+            assert record is not None
+            for _, child in record.holes:
+                above[child].append(item)
+        queue = list(self.leaves)
+        while queue:
+            for item in above[queue.pop()]:
+                if not holds[item]:
+                    holds[item] = 1
+                    queue.append(item)
+        return holds
+
+
+def walk(
+    model: Any,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+    extras: bool = False,
+    grads: bool = False,
+) -> Walk:
+    """Takes a model apart.
+
+    Args:
+        model: Any object.
+        is_leaf: Says of a part that it is a leaf though it is no array.
+        extras: Also walk what hangs on leaves (attributes of parameters, hooks).
+        grads: With `extras`, also the gradients that PyTorch keeps on tensors.
+
+    Returns:
+        The walk. The model is not changed, and the walk shares its arrays.
+    """
+    return _Walker(is_leaf, extras=extras, grads=grads).run(model)
+
+
+class _Walker:
+    """The loop of `walk`, with its memo."""
+
+    def __init__(self, is_leaf: Callable[[Any], bool] | None, *, extras: bool, grads: bool) -> None:
+        self.out = Walk()
+        self.memo: dict[int, int] = {}
+        self.is_leaf = is_leaf
+        self.extras = extras
+        self.grads = grads
+        self.stack: list[tuple[Record, Iterator[tuple[int, Any]]]] = []
+        self.entered: set[int] = set()
+
+    def run(self, model: Any) -> Walk:
+        out = self.out
+        out.root = self.visit(model, -1, 0)
+        while self.stack:
+            record, children = self.stack[-1]
+            if self.expand(record, children):
+                self.stack.pop()
+                self.entered.discard(record.item)
+                out.finished.append(record.item)
+        return out
+
+    def expand(self, record: Record, children: Iterator[tuple[int, Any]]) -> bool:
+        """Goes through the children of a node; False when one must be gone into first."""
+        item, values, holes = record.item, record.values, record.holes
+        depth = len(self.stack)
+        table, find = kinds, self.memo.get
+        for position, value in children:
+            if table[type(value)] is None and self.is_leaf is None:
+                continue
+            seen = find(id(value))
+            if seen is None:
+                seen = self.visit(value, item, position)
+            elif seen != STATIC:
+                self.out.repeats.append((seen, item, position))
+                if seen in self.entered:
+                    self.out.cyclic = True
+            if seen != STATIC:
+                values[position] = None
+                holes.append((position, seen))
+            if len(self.stack) != depth:
+                return False
+        return True
+
+    def visit(self, value: Any, parent: int, position: int) -> int:
+        """Makes an item of a part that was not met before; -1 if there is nothing to see in it."""
+        kind: Kind = kinds[type(value)]
+        if self.is_leaf is not None and self.is_leaf(value):
+            return self.leaf(value, kind if isinstance(kind, Library) else OPAQUE, parent, position)
+        if kind is None:
+            return STATIC
+        if isinstance(kind, Library):
+            if not kind.contains_objects(value):
+                return self.leaf(value, kind, parent, position)
+            kind = OBJECT_ARRAY
+        try:
+            opened = kind.open(value)
+        except Closed:
+            self.out.closed.append((parent, position, value))
+            opened = None
+        if opened is None:
+            self.memo[id(value)] = STATIC
+            return STATIC
+        return self.node(value, kind, opened, parent, position)
+
+    def node(self, value: Any, kind: Node, opened: Any, parent: int, position: int) -> int:
+        out = self.out
+        item = self.memo[id(value)] = len(out.objects)
+        record = Record(item, kind, type(value), *opened)
+        out.objects.append(value)
+        out.parents.append(parent)
+        out.positions.append(position)
+        out.records.append(record)
+        self.entered.add(item)
+        self.stack.append((record, enumerate(tuple(record.values))))
+        return item
+
+    def leaf(self, value: Any, library: Library, parent: int, position: int) -> int:
+        out = self.out
+        item = self.memo[id(value)] = len(out.objects)
+        out.objects.append(value)
+        out.parents.append(parent)
+        out.positions.append(position)
+        out.records.append(None)
+        out.leaves.append(item)
+        out.libraries.append(library)
+        if self.extras:
+            found = library.extras(value, grads=self.grads)
+            if found is not None:
+                hung = Extras(found)
+                opened = tuple(found), list(found.values()), None
+                out.extras.append((item, self.node(hung, EXTRAS, opened, item, 0)))
+        return item

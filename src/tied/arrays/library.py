@@ -1,0 +1,243 @@
+"""What an array library must tell us. One subclass a library, in a file of its own name.
+
+The rest of the package knows arrays only through this class. To add a library, write its subclass
+and name it in `tied.arrays`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tied._layout import Layout
+from tied._steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where an array lives.
+
+    Attributes:
+        device: The device, as its library writes it ("cpu", "cuda:0", "TFRT_CPU_0").
+        allocation: What the byte range counts in: "memory" for addresses of the device, else the
+            identity of the storage object (arrays without an address: `meta`, fake, traced).
+        start: The first byte.
+        stop: One past the last byte; equal to `start` for an empty array.
+    """
+
+    device: str
+    allocation: str | int
+    start: int
+    stop: int
+
+    def overlaps(self, other: Span) -> bool:
+        """Returns whether the two byte ranges meet (a hint: strided arrays may still interleave)."""
+        here = (self.device, self.allocation) == (other.device, other.allocation)
+        return here and self.start < other.stop and other.start < self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Which elements of memory an array reads.
+
+    Attributes:
+        address: Where element 0 lies, in units.
+        shape: The shape.
+        strides: The strides, in units.
+        itemsize: The bytes (or units) that an element takes.
+        conj: Whether the elements are read conjugated.
+        neg: Whether the elements are read negated.
+        dtype: The dtype's name, to tell members that read the same bits differently.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    dtype: str
+    conj: bool = False
+    neg: bool = False
+
+    def extent(self) -> tuple[int, int]:
+        """Returns the first unit that is read and one past the last (of an array not empty)."""
+        reach = [stride * (n - 1) for n, stride in zip(self.shape, self.strides, strict=True)]
+        low = self.address + sum(step for step in reach if step < 0)
+        return low, self.address + sum(step for step in reach if step > 0) + self.itemsize
+
+
+Place = tuple[Hashable, int, int, bool]
+"""Space, first unit, one past the last, and whether the array fills that range densely in C order."""
+
+
+class Library:
+    """One array library. The methods take and give arrays of that library only."""
+
+    leaf: ClassVar[bool] = True
+    name: ClassVar[str]
+    strided: ClassVar[bool] = True
+
+    def contains_objects(self, x: Any) -> bool:
+        """Returns whether `x` is really a container (an array of Python objects)."""
+        return False
+
+    # -- where an array is, and what it is ------------------------------------------------------
+
+    def place(self, x: Any) -> Place:
+        """Returns the space that `x` lives in and the range that it spans there."""
+        raise NotImplementedError
+
+    def geometry(self, x: Any) -> Geometry | None:
+        """Returns what exactly `x` reads; `None` if it has no strides (sparse, quantised)."""
+        raise NotImplementedError
+
+    def span(self, x: Any) -> Span:
+        """Returns where `x` lives, in bytes."""
+        raise NotImplementedError
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        """Returns the shape."""
+        return tuple(x.shape)
+
+    def dtype(self, x: Any) -> str:
+        """Returns the dtype's name in NumPy's spelling ("float32", "bfloat16")."""
+        return str(x.dtype)
+
+    def nbytes(self, x: Any) -> int:
+        """Returns the bytes that the elements take."""
+        return int(x.nbytes)
+
+    def device(self, x: Any) -> str:
+        """Returns the device, as the library writes it."""
+        raise NotImplementedError
+
+    def facts(self, x: Any) -> tuple[Any, ...]:
+        """Returns shape, dtype, bytes and device in the library's own terms; holds no array."""
+        return self.shape(x), self.dtype(x), self.nbytes(x), self.device(x)
+
+    def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
+        """Returns `facts` in words."""
+        return facts  # type: ignore[return-value]
+
+    def buffer(self, x: Any) -> Hashable | None:
+        """Returns which buffer `x` lies in; two arrays of one buffer need not share an element."""
+        return None
+
+    def meta(self, x: Any) -> Any:
+        """Returns what a leaf has besides its elements (class, flags); `None` if it is plain."""
+        return None
+
+    def extras(self, x: Any, *, grads: bool) -> dict[str, Any] | None:
+        """Returns what hangs on a leaf and may hold arrays: attributes, hooks, its gradient."""
+        return None
+
+    def twin(self, x: Any) -> Any:
+        """Returns another object over the memory of a leaf, with all that its `meta` says."""
+        raise NotImplementedError
+
+    def attach(self, x: Any, extras: dict[str, Any]) -> None:
+        """Hangs `extras` on a new leaf."""
+        raise NotImplementedError
+
+    # -- from storages to leaves ----------------------------------------------------------------
+
+    def owner(self, members: Sequence[Any]) -> Any:
+        """Returns the member of a tie through which the memory of all is reached."""
+        return members[0]
+
+    def window(self, x: Any, start: int, units: int) -> Any:
+        """Returns the 1-D array of the `units` bytes from `start`, in the space of `x`."""
+        raise NotImplementedError
+
+    def flat(self, x: Any, order: Sequence[int]) -> tuple[Any, bool]:
+        """Returns `x` as a 1-D array, its axes taken in `order`, and whether that shares memory.
+
+        A library without strides gives the array in `order`, not flattened.
+        """
+        raise NotImplementedError
+
+    def read(self, flat: Any, base_shape: tuple[int, ...], layout: Layout, meta: Any) -> Any:
+        """Returns the leaf that reads `flat` through `layout`."""
+        raise NotImplementedError
+
+    def dress(self, x: Any, meta: Any) -> Any:
+        """Returns `x` with what `meta` says: class, flags, attributes."""
+        return x
+
+    def apply(self, x: Any, steps: Sequence[Step]) -> Any:
+        """Returns `x` after the steps of a layout, as ordinary operations of the library."""
+        raise NotImplementedError
+
+    def call(self, function: Any, x: Any) -> Any:
+        """Calls `function` on a storage."""
+        return function(x)
+
+    def agrees(self, a: Any, b: Any) -> bool:
+        """Returns whether two arrays hold the same bits (for traced arrays: are the same)."""
+        raise NotImplementedError
+
+    # -- operations ------------------------------------------------------------------------------
+
+    def is_floating(self, x: Any) -> bool:
+        """Returns whether the elements are floating, real or complex."""
+        return False
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Returns `x` in the floating dtype `dtype` (complex follows); `x` itself if not floating.
+
+        Raises:
+            DtypeError: The library has no such dtype.
+        """
+        raise NotImplementedError
+
+    def copy(self, x: Any) -> Any:
+        """Returns a copy with memory of its own."""
+        raise NotImplementedError
+
+    def empty(self, x: Any, device: Any) -> Any:
+        """Returns an array of the same shape and dtype with unset elements."""
+        raise NotImplementedError
+
+    def zeros(self, x: Any) -> Any:
+        """Returns an array of the same shape, dtype and device whose elements are 0."""
+        raise NotImplementedError
+
+    def scatter(self, shape: tuple[int, ...], layout: Layout, values: Any) -> Any:
+        """Returns an array of `shape`, 0 but for `values`, each added where `layout` reads it."""
+        raise NotImplementedError
+
+    def concatenate(self, arrays: Sequence[Any]) -> Any:
+        """Returns the elements of all arrays, each in C order, as a new 1-D array."""
+        raise NotImplementedError
+
+    def as_dtype(self, x: Any, dtype: str) -> Any:
+        """Returns `x` in a dtype; `x` itself if it has it. Complex to real drops the imaginary."""
+        raise NotImplementedError
+
+    def target(self, device: Any) -> Any:
+        """Returns `device` as this library's own object; `None` if it means nothing here."""
+        raise NotImplementedError
+
+    def move(self, x: Any, target: Any) -> Any:
+        """Returns `x` on `target`; `x` itself if it is there."""
+        raise NotImplementedError
+
+    def accelerator(self) -> Any:
+        """Returns the target of `gpu`; `None` if there is none."""
+        return None
+
+    def host(self) -> Any:
+        """Returns the target of `cpu`; `None` if arrays are always there."""
+        return None
+
+    def to_numpy(self, x: Any) -> Any:
+        """Returns a NumPy array that may share memory with `x`."""
+        raise NotImplementedError
+
+    def from_numpy(self, x: Any) -> Any:
+        """Returns an array of this library with memory of its own."""
+        raise NotImplementedError
+
+    def alias(self, x: Any) -> Any:
+        """Returns an array of this library over the memory of a NumPy array; `None` if it can't."""
+        return None

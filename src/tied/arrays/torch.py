@@ -1,0 +1,385 @@
+"""PyTorch tensors: parameters, buffers, `meta`, fake, sharded and traced tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tied._errors import DeviceError, DtypeError, TieError
+from tied._layout import Layout
+from tied._steps import Step
+from tied.arrays.library import Geometry, Library, Place, Span
+from tied.arrays.numpy import Window
+from tied.arrays.view import View
+
+_COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
+_NAMES = {torch.complex32: "complex32"}
+_spaces: dict[torch.device, str] = {}
+_plain_types = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def claims(cls: type) -> bool:
+    """Returns whether the instances of `cls` are leaves.
+
+    Subclasses that wrap other tensors (`__tensor_flatten__`) come apart; a DTensor is one leaf.
+    """
+    if not issubclass(cls, torch.Tensor):
+        return False
+    if issubclass(cls, torch.nn.parameter.UninitializedTensorMixin):
+        return False
+    return not hasattr(cls, "__tensor_flatten__") or _local(cls)
+
+
+def _local(cls: type) -> bool:
+    return any(base.__name__ == "DTensor" for base in cls.__mro__)
+
+
+def is_tracked(x: torch.Tensor) -> bool:
+    """Returns whether gradients flow through `x` to something before it."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return True
+    return x.requires_grad and not (x.is_leaf and isinstance(x, torch.nn.Parameter))
+
+
+class Torch(Library):
+    """See `Library`."""
+
+    name = "torch"
+
+    def place(self, x: torch.Tensor) -> Place:
+        try:
+            start = x.data_ptr()
+            if start and x.is_contiguous():
+                return self._space(x), start, start + x.nbytes, True
+        except RuntimeError:
+            start = 0
+        geometry = self.geometry(x)
+        if geometry is None:
+            return ("object", id(x)), 0, 1, True
+        low, high = geometry.extent()
+        return self._space_of(x), low, high if x.numel() else low, False
+
+    def _space(self, x: torch.Tensor) -> str:
+        device = x.device
+        space = _spaces.get(device)
+        if space is None:
+            space = _spaces[device] = str(device)
+        return space
+
+    def _space_of(self, x: torch.Tensor) -> Any:
+        if _local(type(x)):
+            return ("sharded", self._space_of(x._local_tensor))  # type: ignore[attr-defined]
+        if _address(x):
+            return self._space(x)
+        return ("storage", x.untyped_storage()._cdata)
+
+    def geometry(self, x: torch.Tensor) -> Geometry | None:
+        if _local(type(x)):
+            return self.geometry(x._local_tensor)  # type: ignore[attr-defined]
+        if x.layout is not torch.strided or x.is_quantized:
+            return None
+        itemsize = x.element_size()
+        try:
+            strides = tuple(stride * itemsize for stride in x.stride())
+            x.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            return None
+        return Geometry(
+            _address(x) or x.storage_offset() * itemsize,
+            tuple(x.shape),
+            strides,
+            itemsize,
+            self.dtype(x),
+            x.is_conj(),
+            x.is_neg(),
+        )
+
+    def span(self, x: torch.Tensor) -> Span:
+        geometry = self.geometry(x)
+        device = self.device(x)
+        if geometry is None:
+            return Span(device, id(x), 0, int(x.nbytes) if x.layout is torch.strided else 0)
+        start, stop = geometry.extent()
+        where = x._local_tensor if _local(type(x)) else x  # type: ignore[attr-defined]
+        allocation = "memory" if _address(where) else where.untyped_storage()._cdata
+        return Span(device, allocation, start, stop if x.numel() else start)
+
+    def dtype(self, x: torch.Tensor) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def nbytes(self, x: torch.Tensor) -> int:
+        if x.layout is torch.strided:
+            return int(x.numel() * x.element_size())
+        return sum(part.nbytes for part in _sparse_parts(x))
+
+    def device(self, x: torch.Tensor) -> str:
+        return self._space(x)
+
+    def facts(self, x: torch.Tensor) -> tuple[Any, ...]:
+        strided = x.layout is torch.strided
+        return x.shape, x.dtype, x.nbytes if strided else self.nbytes(x), x.device
+
+    def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
+        shape, dtype, nbytes, device = facts
+        return tuple(shape), str(dtype).removeprefix("torch."), nbytes, str(device)
+
+    def buffer(self, x: torch.Tensor) -> Any:
+        if x.layout is not torch.strided or x.numel() == 0:
+            return None
+        try:
+            storage = x.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            return None
+        return ("torch", storage._cdata)
+
+    def twin(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dress(x.detach(), self.meta(x))
+
+    def meta(self, x: torch.Tensor) -> Any:
+        cls = type(x)
+        if cls is torch.Tensor and not x.requires_grad:
+            return None
+        return cls, x.requires_grad, not x.is_leaf
+
+    def extras(self, x: torch.Tensor, *, grads: bool) -> dict[str, Any] | None:
+        found: dict[str, Any] = {}
+        if grads and x.is_leaf and x.grad is not None:
+            found["grad"] = x.grad
+        if x.__dict__:
+            found.update(x.__dict__)
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks = getattr(x, name, None)
+            if hooks:
+                found[name] = hooks.copy()
+        return found or None
+
+    def attach(self, x: torch.Tensor, extras: dict[str, Any]) -> None:
+        for name, value in extras.items():
+            setattr(x, name, value)
+
+    def window(self, x: torch.Tensor, start: int, units: int) -> torch.Tensor:
+        x = x.detach()
+        itemsize = x.element_size()
+        first = _address(x) - x.storage_offset() * itemsize if _address(x) else 0
+        inside = start >= first and start + units <= first + x.untyped_storage().nbytes()
+        if units % itemsize or not inside:
+            return self._foreign_window(x, start, units)
+        return x.as_strided((units // itemsize,), (1,), (start - first) // itemsize)
+
+    def _foreign_window(self, x: torch.Tensor, start: int, units: int) -> torch.Tensor:
+        if x.device.type != "cpu":
+            raise TieError("leaves over separate allocations of a device can't be read as one")
+        memory = torch.from_numpy(np.asarray(Window(x, start, units, writeable=True)))
+        return memory.view(x.dtype) if units % x.element_size() == 0 else memory
+
+    def flat(self, x: torch.Tensor, order: Sequence[int]) -> tuple[torch.Tensor, bool]:
+        if len(order) == 1 and x.is_contiguous():
+            return x, True
+        y = x.permute(tuple(order)).reshape(-1)
+        return y, y._is_view() or y is x
+
+    def read(self, flat: Any, base_shape: tuple[int, ...], layout: Layout, meta: Any) -> Any:
+        if min(layout.strides, default=0) < 0:
+            return View(flat.detach().reshape(base_shape), layout)
+        connected = is_tracked(flat) or (meta is not None and meta[2] and flat.requires_grad)
+        if layout.dtype is not None:
+            x = _reinterpret(flat, layout)
+        elif connected or type(flat) not in _plain_types:
+            steps = Layout(layout.shape, layout.strides, layout.offset).steps(base_shape)
+            x = self.apply(flat.reshape(base_shape), steps)
+        else:
+            start = flat.storage_offset() + layout.offset
+            x = flat.detach().as_strided(layout.shape, layout.strides, start)
+        x = x.conj() if layout.conj else x
+        x = torch._neg_view(x) if layout.neg else x  # type: ignore[attr-defined]
+        return x if connected else self.dress(x, meta)
+
+    def dress(self, x: torch.Tensor, meta: Any) -> torch.Tensor:
+        if meta is None:
+            return x if type(x) is torch.Tensor else _plain(x)
+        cls, requires_grad, _ = meta
+        if is_tracked(x) or (type(x) is cls and x.requires_grad == requires_grad):
+            return x
+        requires_grad = requires_grad and (x.is_floating_point() or x.is_complex())
+        if issubclass(cls, torch.nn.Parameter) or type(x) is not cls:
+            if not _local(cls) and cls is not torch.Tensor:
+                return torch.Tensor._make_subclass(cls, x.detach(), requires_grad)
+        return x.detach().requires_grad_(requires_grad)
+
+    def apply(self, x: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
+        for step in steps:
+            x = _STEPS[step.op](x, step)
+        return x
+
+    def call(self, function: Any, x: torch.Tensor) -> Any:
+        """Calls `function` on a storage; an autograd leaf is given to it outside of autograd."""
+        if is_tracked(x):
+            return function(x)
+        with torch.no_grad():
+            return function(x)
+
+    def agrees(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        if a is b:
+            return True
+        if a.shape != b.shape or a.dtype != b.dtype or a.is_meta or b.is_meta:
+            return False
+        return self.to_numpy(a).tobytes() == self.to_numpy(b).tobytes()
+
+    def is_floating(self, x: torch.Tensor) -> bool:
+        return x.is_floating_point() or x.is_complex()
+
+    def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
+        if not self.is_floating(x):
+            return x
+        if x.is_complex():
+            if dtype not in _COMPLEX:
+                raise DtypeError(f"PyTorch has no complex dtype of {dtype} parts")
+            dtype = _COMPLEX[dtype]
+        wanted = getattr(torch, dtype, None)
+        if not isinstance(wanted, torch.dtype):
+            raise DtypeError(f"PyTorch has no dtype {dtype!r}")
+        return x.to(wanted)
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        return x.detach().clone()
+
+    def empty(self, x: torch.Tensor, device: Any) -> torch.Tensor:
+        return torch.empty_like(x.detach(), device=device)
+
+    def zeros(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x.detach())
+
+    def scatter(self, shape: tuple[int, ...], layout: Layout, values: Any) -> torch.Tensor:
+        index = torch.from_numpy(layout.index().reshape(-1)).to(values.device)
+        flat = torch.zeros(int(np.prod(shape)), dtype=values.dtype, device=values.device)
+        return flat.index_add(0, index, values.reshape(-1)).reshape(shape)
+
+    def concatenate(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+        if not arrays:
+            return torch.zeros(0)
+        dtype = arrays[0].dtype
+        for x in arrays:
+            dtype = torch.promote_types(dtype, x.dtype)
+        flat = [x if is_tracked(x) else x.detach() for x in arrays]
+        return torch.cat([x.reshape(-1).to(dtype) for x in flat])
+
+    def as_dtype(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
+        wanted = getattr(torch, dtype)
+        return (x.real if x.is_complex() and not wanted.is_complex else x).to(wanted)
+
+    def target(self, device: Any) -> torch.device | None:
+        if not isinstance(device, (str, torch.device)):
+            return None
+        try:
+            target = torch.device(device)
+        except RuntimeError:
+            return None
+        if target.type not in ("cpu", "meta"):
+            try:
+                torch.empty(0, device=target)
+            except (RuntimeError, AssertionError, NotImplementedError) as error:
+                raise DeviceError(
+                    f"PyTorch can't use the device {str(device)!r}",
+                    facts=[("PyTorch says", str(error).splitlines()[0])],
+                ) from error
+        return target
+
+    def move(self, x: torch.Tensor, target: torch.device) -> torch.Tensor:
+        if x.is_meta and target.type != "meta":
+            raise DeviceError(
+                "a meta tensor has no elements to move",
+                hint=f'Type: tied.empty(model, "{target}"), then fill or load it',
+            )
+        if target.index is None and x.device.type == target.type and target.type != "cuda":
+            return x
+        return x.to(target)
+
+    def accelerator(self) -> torch.device | None:
+        return torch.accelerator.current_accelerator(check_available=True)
+
+    def host(self) -> torch.device:
+        return torch.device("cpu")
+
+    def to_numpy(self, x: torch.Tensor) -> Any:
+        x = x.detach().resolve_conj().resolve_neg()
+        if x.is_meta:
+            raise DeviceError("a meta tensor has no elements to move")
+        if x.layout is not torch.strided or x.is_quantized:
+            raise DtypeError("a sparse or quantised tensor is no NumPy array")
+        x = x.cpu()
+        name = self.dtype(x)
+        if name.startswith(("bfloat", "float8")):
+            from tied.arrays.numpy import parse_dtype
+
+            bits = torch.int16 if x.element_size() == 2 else torch.uint8
+            return x.view(bits).numpy().view(parse_dtype(name))
+        return x.numpy()
+
+    def from_numpy(self, x: Any) -> torch.Tensor:
+        x = np.array(x, order="K")
+        if x.dtype.name.startswith(("bfloat", "float8")):
+            bits = np.int16 if x.itemsize == 2 else np.uint8
+            return torch.from_numpy(x.view(bits)).view(getattr(torch, x.dtype.name))
+        try:
+            return torch.from_numpy(x)
+        except TypeError as error:
+            raise DtypeError(f"PyTorch has no dtype {x.dtype}") from error
+
+    def alias(self, x: Any) -> torch.Tensor | None:
+        return torch.from_numpy(x) if x.flags.writeable else None
+
+
+def _address(x: torch.Tensor) -> int:
+    try:
+        return x.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return x.detach() if isinstance(x, torch.nn.Parameter) else x
+
+
+def _sparse_parts(x: torch.Tensor) -> list[torch.Tensor]:
+    if x.layout is torch.sparse_coo:
+        return [x._indices(), x._values()]
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [x.ccol_indices(), x.row_indices(), x.values()]
+    return []
+
+
+def _reinterpret(flat: torch.Tensor, layout: Layout) -> torch.Tensor:
+    dtype = getattr(torch, str(layout.dtype))
+    if flat.is_complex() and not dtype.is_complex:
+        flat = torch.view_as_real(flat).reshape(-1)
+    flat = flat.detach().view(torch.uint8).view(dtype) if flat.dtype != dtype else flat
+    unit = flat.element_size()
+    if layout.offset % unit or any(stride % unit for stride in layout.strides):
+        raise TieError(f"PyTorch can't read {dtype} elements at unaligned bytes")
+    strides = tuple(stride // unit for stride in layout.strides)
+    return flat.as_strided(layout.shape, strides, flat.storage_offset() + layout.offset // unit)
+
+
+def _take(x: torch.Tensor, step: Step) -> torch.Tensor:
+    (layout,) = step.args
+    return x.reshape(-1)[torch.from_numpy(layout.index()).to(x.device)]
+
+
+_STEPS: dict[str, Any] = {
+    "reshape": lambda x, step: x.reshape(step.args),
+    "permute": lambda x, step: x.permute(step.args),
+    "index": lambda x, step: x[step.key],
+    "flip": lambda x, step: x.flip(step.args),
+    "diagonal": lambda x, step: x.diagonal(*step.args),
+    "broadcast": lambda x, step: x.expand(step.args),
+    "conj": lambda x, step: x.conj(),
+    "neg": lambda x, step: torch._neg_view(x),  # type: ignore[attr-defined]
+    "take": _take,
+}
+
+LIBRARY = Torch()

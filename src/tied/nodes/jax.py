@@ -1,0 +1,24 @@
+"""Objects of JAX and modules of Equinox."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+
+from tied._node import Kind
+from tied.nodes.objects import CLOSED, OBJECT
+from tied.nodes.registries import JAX
+
+
+def find(cls: type) -> tuple[bool, Kind]:
+    """Returns whether `cls` is Equinox's or JAX's own, and its kind."""
+    equinox: Any = sys.modules.get("equinox")
+    if equinox is not None and issubclass(cls, equinox.Module):
+        return True, OBJECT
+    if cls.__module__.partition(".")[0] not in ("jax", "jaxlib"):
+        return False, None
+    if jax.tree_util.default_registry.is_node(cls):
+        return True, JAX
+    return True, CLOSED if hasattr(cls, "__call__") else None  # noqa: B004 (asks the class)

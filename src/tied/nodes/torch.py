@@ -1,0 +1,240 @@
+"""Modules and optimizers of PyTorch, and tensors that wrap other tensors."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tied._node import Closed, Kind, Node, Opened, declare
+from tied._path import Step
+from tied.nodes.whole import WHOLE, WholeNode
+
+_SIMPLE = frozenset({bool, int, float, str, type(None)})
+_DICTS = frozenset({dict, OrderedDict})
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class ModuleNode(Node):
+    """`torch.nn.Module`: parameters, buffers, submodules, then all other attributes.
+
+    The module's own tables (hooks and the like) are new in a rebuilt module, so that a hook that
+    is registered on one does not run on the other.
+    """
+
+    early = True
+
+    def open(self, x: Any) -> Opened:
+        state, keys, values, fresh = {}, [], [], []
+        own = x.__dict__
+        for table in _TABLES:
+            keys += own[table]
+            values += own[table].values()
+        tables = tuple((table, type(own[table]), tuple(own[table])) for table in _TABLES)
+        for name, value in own.items():
+            kind = type(value)
+            if kind in _SIMPLE:
+                state[name] = value
+                continue
+            state[name] = None
+            if name in _TABLES:
+                continue
+            if (kind in _DICTS or kind is set) and not value:
+                fresh.append((name, kind))
+            else:
+                keys.append(name)
+                values.append(value)
+        return keys, values, (tables, state, tuple(fresh))
+
+    def shell(self, cls: type, static: Any) -> Any:
+        return object.__new__(cls)
+
+    def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
+        tables, state, fresh = static
+        own = x.__dict__
+        own.update(state)
+        at = 0
+        for table, kind, names in tables:
+            own[table] = kind(zip(names, values[at : at + len(names)], strict=True))
+            at += len(names)
+        for name, kind in fresh:
+            own[name] = kind()
+        own.update(zip(keys[at:], values[at:], strict=True))
+
+
+class ScriptNode(Node):
+    """Compiled modules live in C++; nothing opens them."""
+
+    def open(self, x: Any) -> Opened | None:
+        raise Closed("a compiled module can't be taken apart")
+
+
+class Fixed:
+    """Marks the step counter of an optimizer: not a weight, so neither cast nor moved."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class FixedNode(Node):
+    """See `Fixed`."""
+
+    def open(self, x: Fixed) -> Opened:
+        return (Step("inside", "value"),), [x.value], None
+
+    def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
+        return values[0]
+
+
+class Slots:
+    """The state of an optimizer, as (parameter, its state) pairs."""
+
+    __slots__ = ("pairs",)
+
+    def __init__(self, state: dict[Any, Any]) -> None:
+        self.pairs = [(key, Slot(value) if type(value) is dict else value)
+                      for key, value in state.items()]  # fmt: skip
+
+
+class SlotsNode(Node):
+    """See `Slots`."""
+
+    def open(self, x: Slots) -> Opened:
+        keys: list[Step] = []
+        values: list[Any] = []
+        for position, pair in enumerate(x.pairs):
+            keys += [Step("nth key", position), Step("nth value", position)]
+            values += pair
+        return tuple(keys), values, None
+
+    def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
+        return defaultdict(dict, zip(values[::2], values[1::2], strict=True))
+
+
+class Slot:
+    """What an optimizer keeps for one parameter."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+class SlotNode(Node):
+    """See `Slot`."""
+
+    step = "key"
+
+    def open(self, x: Slot) -> Opened:
+        values = [
+            Fixed(value) if name == "step" and isinstance(value, torch.Tensor) else value
+            for name, value in x.state.items()
+        ]
+        return tuple(x.state), values, None
+
+    def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
+        return dict(zip(keys, values, strict=True))
+
+
+class OptimizerNode(Node):
+    """`torch.optim.Optimizer`: parameter groups, state, and the other attributes."""
+
+    early = True
+
+    def open(self, x: Any) -> Opened:
+        own = dict(x.__dict__)
+        step = own.pop("step", None)
+        state = own.pop("state")
+        groups = own.pop("param_groups")
+        return (
+            ("param_groups", "state", *own),
+            [groups, Slots(state), *own.values()],
+            None if step is None else (step, weakref.ref(x)),
+        )
+
+    def shell(self, cls: type, static: Any) -> Any:
+        return object.__new__(cls)
+
+    def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
+        x.__dict__.update(zip(keys, values, strict=True))
+        if static is not None:
+            x.__dict__["step"] = _rebound(*static, x)
+
+
+def _rebound(step: Any, old: weakref.ref[Any], new: Any) -> Any:
+    """Returns the `step` that a learning rate scheduler has wrapped, for another optimizer.
+
+    The wrapper finds its optimizer through a weak reference in its closure.
+    """
+    if not isinstance(step, types.FunctionType):
+        return step
+    cells = tuple(
+        types.CellType(weakref.ref(new)) if cell.cell_contents == old else cell
+        for cell in step.__closure__ or ()
+    )
+    made = types.FunctionType(step.__code__, step.__globals__, step.__name__, None, cells)
+    made.__dict__.update(step.__dict__)
+    return made
+
+
+class WrapperNode(Node):
+    """Tensor subclasses made of other tensors, through `__tensor_flatten__`."""
+
+    def open(self, x: Any) -> Opened:
+        names, context = x.__tensor_flatten__()
+        static = (context, x.size(), x.stride(), x.requires_grad, x.__dict__.get("_is_param"))
+        return tuple(names), [getattr(x, name) for name in names], static
+
+    def build(self, cls: Any, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
+        context, size, stride, requires_grad, is_param = static
+        inner = dict(zip(keys, values, strict=True))
+        x = cls.__tensor_unflatten__(inner, context, size, stride).requires_grad_(requires_grad)
+        if is_param:
+            x._is_param = True
+        return x
+
+
+class GeneratorNode(WholeNode):
+    """Random generators; `copy` gives the copy one in the same state."""
+
+    def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
+        return static.clone_state()
+
+
+declare(Fixed, FixedNode())
+declare(Slots, SlotsNode())
+declare(Slot, SlotNode())
+
+_KINDS: dict[type, Kind] = {
+    torch.Size: None,
+    torch.dtype: None,
+    torch.device: None,
+    torch.layout: None,
+    torch.memory_format: None,
+    torch.Generator: GeneratorNode(),
+    torch.nn.parameter.UninitializedParameter: WHOLE,
+    torch.nn.parameter.UninitializedBuffer: WHOLE,
+}
+_MODULE = ModuleNode()
+_OPTIMIZER = OptimizerNode()
+
+
+def find(cls: type) -> tuple[bool, Kind]:
+    """Returns whether `cls` is PyTorch's and no ordinary object, and its kind."""
+    if cls in _KINDS:
+        return True, _KINDS[cls]
+    if issubclass(cls, torch.jit.ScriptModule):
+        return True, ScriptNode()
+    if issubclass(cls, torch.nn.Module):
+        return True, _MODULE
+    if issubclass(cls, torch.optim.Optimizer):
+        return True, _OPTIMIZER
+    if issubclass(cls, torch.Tensor):
+        return True, WrapperNode()
+    return False, None
