@@ -6,7 +6,6 @@ import gc
 import sys
 import types
 import warnings
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from tied._errors import HiddenArrayError, HiddenArrayWarning, TiedError
@@ -24,7 +23,8 @@ def _is_array(x: Any) -> bool:
     for name, attribute in zip(roots, ("ndarray", "Tensor", "Array"), strict=True):
         module = sys.modules.get(name)
         if module is not None and isinstance(x, getattr(module, attribute, ())):
-            return not (name == "numpy" and x.dtype.hasobject)
+            array: Any = x
+            return not (name == "numpy" and array.dtype.hasobject)
     return False
 
 
@@ -33,17 +33,16 @@ def captures(function: types.FunctionType) -> bool:
 
     A function's globals are never looked at.
     """
-    return find(function, (), through_objects=False) is not None
+    return find(function, through_objects=False) is not None
 
 
-def find(x: Any, known: Collection[int], *, through_objects: bool = True) -> Any:
-    """Returns an array that `x` holds and whose id is not in `known`; `None` if there is none.
+def find(x: Any, *, through_objects: bool = True) -> Any:
+    """Returns an array that `x` holds; `None` if there is none.
 
     Looks at attributes, closure cells, defaults and containers, at most 2,000 objects deep in all.
 
     Args:
         x: An object that nothing opens.
-        known: Ids of the arrays that are leaves already.
         through_objects: Also ask the garbage collector what other objects refer to.
     """
     seen = {id(x)}
@@ -54,9 +53,7 @@ def find(x: Any, known: Collection[int], *, through_objects: bool = True) -> Any
                 continue
             seen.add(id(part))
             if _is_array(part):
-                if id(part) not in known:
-                    return part
-                continue
+                return part
             queue.append(part)
     return None
 
@@ -80,10 +77,9 @@ def arrays(walk: Walk) -> list[tuple[Path, Any, Any]]:
     """Returns (path, object, array) for each closed object of a walk that hides an array."""
     if not walk.closed:
         return []
-    known = {id(walk.objects[item]) for item in walk.leaves}
     found = []
     for node, position, x in walk.closed:
-        array = find(x, known)
+        array = find(x)
         if array is not None:
             found.append((walk.place(node, position), x, array))
     return found

@@ -161,15 +161,19 @@ class Structured(Computed):
             _register_with_jax(type(self))
 
     @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+    def shape(self) -> tuple[int, ...]:
         """The shape of the whole."""
-        n = int(getattr(self, dataclasses.fields(self)[0].name).shape[0])  # type: ignore[arg-type]
+        n = int(self._first().shape[0])
         return n, n
+
+    def _first(self) -> Any:
+        """Returns the first of the stored arrays."""
+        return next(iter(vars(self).values()))
 
     @property
     def dtype(self) -> Any:
         """The dtype of the stored arrays."""
-        return getattr(self, dataclasses.fields(self)[0].name).dtype  # type: ignore[arg-type]
+        return self._first().dtype
 
     @property
     def T(self) -> Any:
@@ -179,10 +183,6 @@ class Structured(Computed):
 
 def _transposed(x: Any) -> Any:
     return x.T
-
-
-def _structured(cls: type) -> Any:
-    return dataclasses.dataclass(eq=False)(cls)
 
 
 def _namespace(x: Any) -> Any:
@@ -196,7 +196,7 @@ def _plain(x: Any) -> Any:
     return x.read() if isinstance(x, Computed) else x
 
 
-@_structured
+@dataclasses.dataclass(eq=False)
 class Derived(Structured):
     """What a function computes of an array, anew each time; the array stays the one that is stored.
 
@@ -212,12 +212,12 @@ class Derived(Structured):
         return self.fn(_plain(self.base))
 
     @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+    def shape(self) -> tuple[int, ...]:
         """The shape of what is computed."""
         return tuple(self.read().shape)
 
 
-@_structured
+@dataclasses.dataclass(eq=False)
 class Diagonal(Structured):
     """The n x n matrix with `diagonal`, of shape (n,), on its diagonal; n stored numbers."""
 
@@ -228,7 +228,7 @@ class Diagonal(Structured):
         return _namespace(x).diag(x)
 
 
-@_structured
+@dataclasses.dataclass(eq=False)
 class Symmetric(Structured):
     """The symmetric matrix of one triangle of `data`, of shape (n, n): the upper, or the lower."""
 
@@ -239,7 +239,7 @@ class Symmetric(Structured):
         return _mirrored(_plain(self.data), self.upper, conjugate=False)
 
 
-@_structured
+@dataclasses.dataclass(eq=False)
 class Hermitian(Structured):
     """The Hermitian matrix of one triangle of `data`, of shape (n, n): the upper, or the lower."""
 
@@ -250,7 +250,7 @@ class Hermitian(Structured):
         return _mirrored(_plain(self.data), self.upper, conjugate=True)
 
 
-@_structured
+@dataclasses.dataclass(eq=False)
 class UpperTriangular(Structured):
     """The upper triangle of `data`, of shape (n, n); with `unit`, ones on the diagonal."""
 
@@ -261,7 +261,7 @@ class UpperTriangular(Structured):
         return _triangle(_plain(self.data), upper=True, unit=self.unit)
 
 
-@_structured
+@dataclasses.dataclass(eq=False)
 class LowerTriangular(Structured):
     """The lower triangle of `data`, of shape (n, n); with `unit`, ones on the diagonal."""
 
@@ -272,7 +272,7 @@ class LowerTriangular(Structured):
         return _triangle(_plain(self.data), upper=False, unit=self.unit)
 
 
-@_structured
+@dataclasses.dataclass(eq=False)
 class Bidiagonal(Structured):
     """The matrix of a diagonal, of shape (n,), and the one above it (or below), of (n - 1,)."""
 
@@ -286,7 +286,7 @@ class Bidiagonal(Structured):
         return diag(main) + diag(beside, 1 if self.upper else -1)
 
 
-@_structured
+@dataclasses.dataclass(eq=False)
 class Tridiagonal(Structured):
     """The matrix of a diagonal, of shape (n,), and those below and above it, of shape (n - 1,)."""
 
@@ -300,7 +300,7 @@ class Tridiagonal(Structured):
         return diag(main) + diag(below, -1) + diag(above, 1)
 
 
-@_structured
+@dataclasses.dataclass(eq=False)
 class Cholesky(Structured):
     """The matrix L L^H of its factor, of shape (n, n): the lower triangle, or (`lower=False`)
     U^H U of the upper one.
@@ -342,7 +342,7 @@ def _register_with_jax(cls: type) -> None:
     _registered.add(cls)
     import jax
 
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(cls)]
     stored = [name for name in names if name not in ("upper", "unit", "lower", "fn")]
     settings = [name for name in names if name not in stored]
     jax.tree_util.register_dataclass(cls, data_fields=stored, meta_fields=settings)

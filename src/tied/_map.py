@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tied import _hidden, arrays
-from tied._errors import DeviceError, DeviceWarning, TiedError
+from tied._errors import DeviceError, DeviceWarning, DtypeError, TiedError
 from tied._match import Partners
 from tied._node import kinds
 from tied._skeleton import Plan, attach_to
@@ -184,14 +184,13 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         DtypeError: It is none.
     """
-    from tied._errors import DtypeError
-
+    name: str
     if isinstance(dtype, str):
         name = dtype
     elif str(dtype).startswith("torch."):
         name = str(dtype).removeprefix("torch.")
     else:
-        name = getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+        name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", dtype))
     if name not in _FLOATING and not name.startswith("float8"):
         raise DtypeError(
             f"{dtype!r} is not a floating dtype",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tied import _hidden
 from tied._errors import MergeError, TieError
-from tied._node import kinds
+from tied._node import Node, kinds
 from tied._path import Path
 from tied._storage import Storage, spread, storages
 from tied._walk import EXTRAS, STATIC, Record, Walk, walk
 from tied.arrays import Library
+from tied.nodes.containers import OBJECT_ARRAY
 
 
 class Plan:
@@ -187,6 +188,8 @@ class Skeleton:
 
     def __hash__(self) -> int:
         if self._hash is None:
+            import hashlib  # loads OpenSSL, which nothing else here needs
+
             text = "\n".join(_outline(self._plan, self._storages))
             digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
             self._hash = int.from_bytes(digest, "big")
@@ -202,7 +205,7 @@ class Skeleton:
     def __reduce__(self) -> Any:
         plan = self._plan
         rows = [
-            (r.item, r.cls, _frozen(r.keys), r.values, r.holes, r.static, r.node is EXTRAS)
+            (r.item, _portable(r.cls), _frozen(r.keys), r.values, r.holes, r.static, _tag(r.node))
             for r in plan.records
         ]
         return _revive, (rows, plan.count, plan.root, plan.model, plan.cyclic, plan.hung,
@@ -218,6 +221,20 @@ def _root_name(plan: Plan) -> str:
     return records[0].cls.__name__ if records else "bare array"
 
 
+_TAGGED: dict[str, Node] = {"extras": EXTRAS, "objects": OBJECT_ARRAY}
+
+
+def _tag(node: Node) -> str:
+    """Returns the name of a node that its type does not lead to."""
+    return next((tag for tag, tagged in _TAGGED.items() if tagged is node), "")
+
+
+def _portable(cls: type) -> Any:
+    """Returns a type, or the name in `types` of one that pickle does not find by its own name."""
+    found = [name for name, value in vars(types).items() if value is cls]
+    return found[0] if found else cls
+
+
 def _frozen(keys: Any) -> Any:
     return keys if isinstance(keys, (tuple, range)) else tuple(keys)
 
@@ -227,8 +244,9 @@ def _revive(
 ) -> Skeleton:
     plan = Plan.__new__(Plan)
     plan.records = []
-    for item, cls, keys, values, holes, static, is_extras in rows:
-        node: Any = EXTRAS if is_extras else kinds[cls]
+    for item, named, keys, values, holes, static, tag in rows:
+        cls = getattr(types, named) if isinstance(named, str) else named
+        node: Any = _TAGGED.get(tag) or kinds[cls]
         record = Record(item, node, cls, keys, values, static)
         record.holes = holes
         plan.records.append(record)
@@ -273,7 +291,7 @@ def same(a: Any, b: Any) -> bool:
         return False
     if kinds[type(a)] is None:
         return bool(a == b) or (a != a and b != b)
-    if type(a).__eq__ is not object.__eq__ and not _is_tree(a):
+    if not _is_tree(a) and _compares(type(a)):
         return bool(a == b)
     one, other = walk(a), walk(b)
     if one.leaves or other.leaves or one.root == STATIC or other.root == STATIC:
@@ -282,6 +300,11 @@ def same(a: Any, b: Any) -> bool:
     if len(plans[0].records) != len(plans[1].records) or one.closed or other.closed:
         return False
     return all(map(_same_record, plans[0].records, plans[1].records))
+
+
+def _compares(cls: type) -> bool:
+    """Returns whether a class says what equal instances are."""
+    return any("__eq__" in base.__dict__ for base in cls.__mro__[:-1])
 
 
 def _is_tree(x: Any) -> bool:
@@ -358,7 +381,7 @@ def _sorted_into(
     conflict: str,
 ) -> int:
     """Returns the number of the filter that takes a storage."""
-    places = {}
+    places: dict[int, str] = {}
     for reader in storage.readers:
         place = _first_fit(found, reader.item, filters)
         places.setdefault(place, reader.path)

@@ -88,9 +88,10 @@ def overlap(a: Geometry, b: Geometry) -> bool:
     if step and (apart := (b.address - a.address) % step) >= a.itemsize:
         if apart + b.itemsize <= step:
             return False  # they interleave: columns of one matrix
-    ghosts = [ghost(g.address + (1 << 20), g.shape, g.strides, g.itemsize) for g in (a, b)]
+    one, other = (ghost(g.address + (1 << 20), g.shape, g.strides, g.itemsize) for g in (a, b))
     try:
-        return bool(np.shares_memory(*ghosts, max_work=MAX_WORK))
+        meet: Any = np.shares_memory
+        return bool(meet(one, other, max_work=MAX_WORK))
     except np.exceptions.TooHardError:
         return True
 
@@ -312,13 +313,20 @@ def spread(storage: Storage, result: Any) -> list[tuple[int, Any]]:
     assert isinstance(library, Library)
     flat, shared = library.flat(result, storage.order)
     leaves = []
-    for i, reader in enumerate(storage.readers):
+    own = None
+    order = sorted(range(len(storage.readers)), key=lambda i: i != storage.whole)
+    for i in order:  # the storage's own leaf first
+        reader = storage.readers[i]
         assert reader.layout is not None
         meta = reader.meta if reader.library == library.name else None
         if i == storage.whole and shared:
             leaf = library.dress(result, meta)
         else:
-            leaf = library.read(flat, storage.base_shape, reader.layout, meta)
+            source = flat
+            if own is not None and library.follows(meta):
+                source, _ = library.flat(own, storage.order, graph=True)
+            leaf = library.read(source, storage.base_shape, reader.layout, meta)
+        own = leaf if i == storage.whole else own
         if reader.library not in (library.name, "lazy") and library.name == storage.library:
             leaf = _translated(leaf, library, reader)
         leaves.append((reader.item, leaf))

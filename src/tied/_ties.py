@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -340,6 +339,8 @@ def _total(report: Ties) -> str:
 
 
 def _html(report: Ties) -> str:
+    import html  # a large table of entities
+
     body = []
     for storage in report.storages:
         cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in _row(storage))

@@ -15,6 +15,7 @@ from tied._node import Closed, Kind, Node, kinds
 from tied._path import Path, Step
 from tied.arrays import Library
 from tied.nodes.containers import OBJECT_ARRAY
+from tied.nodes.objects import WEAK
 
 STATIC = -1
 
@@ -201,6 +202,7 @@ class _Walker:
         self.grads = grads
         self.stack: list[tuple[Record, Iterator[tuple[int, Any]]]] = []
         self.entered: set[int] = set()
+        self.weak: list[Record] = []
 
     def run(self, model: Any) -> Walk:
         out = self.out
@@ -211,7 +213,17 @@ class _Walker:
                 self.stack.pop()
                 self.entered.discard(record.item)
                 out.finished.append(record.item)
+        self.follow_weak()
         return out
+
+    def follow_weak(self) -> None:
+        """Ties weak references to the items that they refer to, if the walk has met those."""
+        for record in self.weak:
+            seen = self.memo.get(id(record.static()), STATIC)
+            if seen != STATIC:
+                record.values, record.holes, record.static = [None], [(0, seen)], None
+                self.out.cyclic = True
+        self.out.finished[:0] = [record.item for record in self.weak]
 
     def expand(self, record: Record, children: Iterator[tuple[int, Any]]) -> bool:
         """Goes through the children of a node; False when one must be gone into first."""
@@ -264,6 +276,9 @@ class _Walker:
         out.parents.append(parent)
         out.positions.append(position)
         out.records.append(record)
+        if kind is WEAK:
+            self.weak.append(record)
+            return item
         self.entered.add(item)
         self.stack.append((record, enumerate(tuple(record.values))))
         return item

@@ -56,6 +56,7 @@ class Dense:
     ) -> None:
         if isinstance(W, int) and isinstance(b, int):
             W, b = to(_glorot(W, b, seed), library)
+        assert not isinstance(W, int) and not isinstance(b, int)  # two sizes, or two arrays
         if len(W.shape) != 2 or tuple(b.shape) != (W.shape[0],):
             raise ValueError(
                 f"W {tuple(W.shape)} and b {tuple(b.shape)} do not fit: "

@@ -20,7 +20,16 @@ class Computed:
     __slots__ = ("__weakref__",)
     __array_priority__ = 1000
     __array_ufunc__ = None
-    shape: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what is read."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of what is read."""
+        raise NotImplementedError
 
     def read(self) -> Any:
         """Returns the elements as an ordinary array."""

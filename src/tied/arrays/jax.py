@@ -16,6 +16,7 @@ from tied._steps import Step, apply_steps
 from tied.arrays.library import Geometry, Library, Place, Span
 from tied.arrays.view import View
 
+_config: Any = jax.config
 _WIDE = ("float64", "complex128", "int64", "uint64")
 _COMPLEX = {"float32": "complex64", "float64": "complex128"}
 
@@ -26,7 +27,7 @@ def claims(cls: type) -> bool:
 
 
 def _needs_x64(dtype: str) -> None:
-    if dtype in _WIDE and not jax.config.jax_enable_x64:
+    if dtype in _WIDE and not _config.jax_enable_x64:
         raise DtypeError(
             f"JAX makes 32-bit arrays of {dtype} unless 64 bits are enabled",
             hint='Type: jax.config.update("jax_enable_x64", True)',
@@ -79,7 +80,7 @@ class Jax(Library):
             return x
         return x.reshape(-1)[start // itemsize : (start + units) // itemsize]
 
-    def flat(self, x: Any, order: Sequence[int]) -> tuple[Any, bool]:
+    def flat(self, x: Any, order: Sequence[int], *, graph: bool = False) -> tuple[Any, bool]:
         if list(order) == sorted(order):
             return x, True
         return x.transpose(order), False
@@ -118,7 +119,7 @@ class Jax(Library):
             return x
         _needs_x64(dtype)
         if isinstance(x, jax.ShapeDtypeStruct):
-            return x.update(dtype=jnp.dtype(dtype))
+            return _updated(x, dtype=jnp.dtype(dtype))
         try:
             return x.astype(dtype)
         except TypeError as error:
@@ -166,7 +167,7 @@ class Jax(Library):
 
     def move(self, x: Any, target: Any) -> Any:
         if isinstance(x, jax.ShapeDtypeStruct):
-            return x.update(sharding=_as_sharding(target))
+            return _updated(x, sharding=_as_sharding(target))
         if isinstance(x, jax.core.Tracer):
             return jax.device_put(x, target)
         if x.sharding == _as_sharding(target):
@@ -197,6 +198,10 @@ class Jax(Library):
             return jnp.array(x, copy=True)
         except TypeError as error:
             raise DtypeError(f"JAX has no dtype {x.dtype}") from error
+
+
+def _updated(x: Any, **changes: Any) -> Any:
+    return x.update(**changes)
 
 
 def _as_sharding(target: Any) -> jax.sharding.Sharding:

@@ -117,7 +117,7 @@ class Library:
 
     def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
         """Returns `facts` in words."""
-        return facts  # type: ignore[return-value]
+        return facts
 
     def buffer(self, x: Any) -> Hashable | None:
         """Returns which buffer `x` lies in; two arrays of one buffer need not share an element."""
@@ -149,10 +149,15 @@ class Library:
         """Returns the 1-D array of the `units` bytes from `start`, in the space of `x`."""
         raise NotImplementedError
 
-    def flat(self, x: Any, order: Sequence[int]) -> tuple[Any, bool]:
+    def follows(self, meta: Any) -> bool:
+        """Returns whether a leaf passes gradients on to the storage's own leaf."""
+        return False
+
+    def flat(self, x: Any, order: Sequence[int], *, graph: bool = False) -> tuple[Any, bool]:
         """Returns `x` as a 1-D array, its axes taken in `order`, and whether that shares memory.
 
-        A library without strides gives the array in `order`, not flattened.
+        A library without strides gives the array in `order`, not flattened. With `graph`,
+        gradients that reach the result reach `x`.
         """
         raise NotImplementedError
 

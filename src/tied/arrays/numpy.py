@@ -43,13 +43,15 @@ def parse_dtype(name: str) -> np.dtype[Any]:
         DtypeError: There is no such dtype.
     """
     try:
-        return np.dtype(ast.literal_eval(name) if name[:1] in "[{(" else name)
+        found: np.dtype[Any] = np.dtype(ast.literal_eval(name) if name[:1] in "[{(" else name)
+        return found
     except TypeError:
         pass
     try:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found = np.dtype(getattr(ml_dtypes, name))
+        return found
     except (ImportError, AttributeError) as error:
         raise DtypeError(
             f"NumPy has no dtype {name!r}", hint="Type: pip install ml_dtypes, for bfloat16"
@@ -123,7 +125,7 @@ class NumPy(Library):
         memory = np.asarray(Window(x, start, units, writeable=x.flags.writeable))
         return memory.view(x.dtype) if units % x.itemsize == 0 else memory
 
-    def flat(self, x: Any, order: Sequence[int]) -> tuple[Any, bool]:
+    def flat(self, x: Any, order: Sequence[int], *, graph: bool = False) -> tuple[Any, bool]:
         plain = x if isinstance(x, np.memmap) else x.view(np.ndarray)
         flat = plain.transpose(order).reshape(-1)
         return flat, flat.base is not None and np.may_share_memory(flat, x)

@@ -28,7 +28,7 @@ def claims(cls: type) -> bool:
     """
     if not issubclass(cls, torch.Tensor):
         return False
-    if issubclass(cls, torch.nn.parameter.UninitializedTensorMixin):
+    if any(base.__name__ == "UninitializedTensorMixin" for base in cls.__mro__):
         return False
     return not hasattr(cls, "__tensor_flatten__") or _local(cls)
 
@@ -71,24 +71,24 @@ class Torch(Library):
 
     def _space_of(self, x: torch.Tensor) -> Any:
         if _local(type(x)):
-            return ("sharded", self._space_of(x._local_tensor))  # type: ignore[attr-defined]
+            return ("sharded", x._local_tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
         if _address(x):
             return self._space(x)
         return ("storage", x.untyped_storage()._cdata)
 
     def geometry(self, x: torch.Tensor) -> Geometry | None:
-        if _local(type(x)):
-            return self.geometry(x._local_tensor)  # type: ignore[attr-defined]
         if x.layout is not torch.strided or x.is_quantized:
             return None
         itemsize = x.element_size()
+        part = x._local_tensor if _local(type(x)) else x  # type: ignore[attr-defined]
         try:
             strides = tuple(stride * itemsize for stride in x.stride())
-            x.untyped_storage()
+            part.untyped_storage()
         except (RuntimeError, NotImplementedError):
             return None
+        offset = int(part.storage_offset()) * itemsize
         return Geometry(
-            _address(x) or x.storage_offset() * itemsize,
+            offset if part is not x else _address(x) or offset,
             tuple(x.shape),
             strides,
             itemsize,
@@ -98,13 +98,14 @@ class Torch(Library):
         )
 
     def span(self, x: torch.Tensor) -> Span:
+        if _local(type(x)):
+            return self.span(x._local_tensor)  # type: ignore[attr-defined]
         geometry = self.geometry(x)
         device = self.device(x)
         if geometry is None:
-            return Span(device, id(x), 0, int(x.nbytes) if x.layout is torch.strided else 0)
+            return Span(device, id(x), 0, self.nbytes(x))
         start, stop = geometry.extent()
-        where = x._local_tensor if _local(type(x)) else x  # type: ignore[attr-defined]
-        allocation = "memory" if _address(where) else where.untyped_storage()._cdata
+        allocation = "memory" if _address(x) else x.untyped_storage()._cdata
         return Span(device, allocation, start, stop if x.numel() else start)
 
     def dtype(self, x: torch.Tensor) -> str:
@@ -175,16 +176,25 @@ class Torch(Library):
         memory = torch.from_numpy(np.asarray(Window(x, start, units, writeable=True)))
         return memory.view(x.dtype) if units % x.element_size() == 0 else memory
 
-    def flat(self, x: torch.Tensor, order: Sequence[int]) -> tuple[torch.Tensor, bool]:
+    def follows(self, meta: Any) -> bool:
+        return meta is not None and bool(meta[2])
+
+    def flat(
+        self, x: torch.Tensor, order: Sequence[int], *, graph: bool = False
+    ) -> tuple[torch.Tensor, bool]:
+        if not (graph or is_tracked(x)):
+            x = x.detach()
         if len(order) == 1 and x.is_contiguous():
             return x, True
+        if _local(type(x)):
+            return x.permute(tuple(order)), True  # flattened, its shards would be gathered
         y = x.permute(tuple(order)).reshape(-1)
         return y, y._is_view() or y is x
 
     def read(self, flat: Any, base_shape: tuple[int, ...], layout: Layout, meta: Any) -> Any:
         if min(layout.strides, default=0) < 0:
             return View(flat.detach().reshape(base_shape), layout)
-        connected = is_tracked(flat) or (meta is not None and meta[2] and flat.requires_grad)
+        connected = is_tracked(flat)
         if layout.dtype is not None:
             x = _reinterpret(flat, layout)
         elif connected or type(flat) not in _plain_types:
@@ -194,19 +204,22 @@ class Torch(Library):
             start = flat.storage_offset() + layout.offset
             x = flat.detach().as_strided(layout.shape, layout.strides, start)
         x = x.conj() if layout.conj else x
-        x = torch._neg_view(x) if layout.neg else x  # type: ignore[attr-defined]
+        x = torch._neg_view(x) if layout.neg else x
+        if meta is None and type(x) is not torch.Tensor and _is_only_python(type(x)):
+            x = x.as_subclass(torch.Tensor)
         return x if connected else self.dress(x, meta)
 
     def dress(self, x: torch.Tensor, meta: Any) -> torch.Tensor:
         if meta is None:
-            return x if type(x) is torch.Tensor else _plain(x)
+            return x
         cls, requires_grad, _ = meta
         if is_tracked(x) or (type(x) is cls and x.requires_grad == requires_grad):
             return x
         requires_grad = requires_grad and (x.is_floating_point() or x.is_complex())
         if issubclass(cls, torch.nn.Parameter) or type(x) is not cls:
             if not _local(cls) and cls is not torch.Tensor:
-                return torch.Tensor._make_subclass(cls, x.detach(), requires_grad)
+                made: torch.Tensor = torch.Tensor._make_subclass(cls, x.detach(), requires_grad)
+                return made
         return x.detach().requires_grad_(requires_grad)
 
     def apply(self, x: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
@@ -226,7 +239,7 @@ class Torch(Library):
             return True
         if a.shape != b.shape or a.dtype != b.dtype or a.is_meta or b.is_meta:
             return False
-        return self.to_numpy(a).tobytes() == self.to_numpy(b).tobytes()
+        return bool(self.to_numpy(a).tobytes() == self.to_numpy(b).tobytes())
 
     def is_floating(self, x: torch.Tensor) -> bool:
         return x.is_floating_point() or x.is_complex()
@@ -293,8 +306,6 @@ class Torch(Library):
                 "a meta tensor has no elements to move",
                 hint=f'Type: tied.empty(model, "{target}"), then fill or load it',
             )
-        if target.index is None and x.device.type == target.type and target.type != "cuda":
-            return x
         return x.to(target)
 
     def accelerator(self) -> torch.device | None:
@@ -339,8 +350,10 @@ def _address(x: torch.Tensor) -> int:
         return 0
 
 
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    return x.detach() if isinstance(x, torch.nn.Parameter) else x
+def _is_only_python(cls: type) -> bool:
+    """Returns whether a subclass only adds Python, and stores its elements as a tensor does."""
+    own: Any = cls
+    return own.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def _sparse_parts(x: torch.Tensor) -> list[torch.Tensor]:
@@ -378,7 +391,7 @@ _STEPS: dict[str, Any] = {
     "diagonal": lambda x, step: x.diagonal(*step.args),
     "broadcast": lambda x, step: x.expand(step.args),
     "conj": lambda x, step: x.conj(),
-    "neg": lambda x, step: torch._neg_view(x),  # type: ignore[attr-defined]
+    "neg": lambda x, step: torch._neg_view(x),
     "take": _take,
 }
 

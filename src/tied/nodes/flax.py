@@ -55,8 +55,10 @@ class VariableNode(Node):
     def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
         object.__setattr__(x, "_raw_value", values[0])
         object.__setattr__(x, "_var_metadata", static.copy())
-        object.__setattr__(x, "_trace_state", tracers.TraceState())
+        object.__setattr__(x, "_trace_state", _trace_state())
 
+
+_trace_state: Any = tracers.TraceState
 
 _MODULE = ModuleNode()
 _VARIABLE = VariableNode()

@@ -181,6 +181,16 @@ def _restore(x: Any, state: Any) -> None:
         object.__setattr__(x, name, value)
 
 
+class WeakNode(Node):
+    """Weak references to parts that the model also holds: to the new part in the new model."""
+
+    def open(self, x: Any) -> Opened:
+        return (Step("inside", "()"),), [], x
+
+    def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
+        return weakref.ref(values[0]) if values else static
+
+
 class ClosedNode(Node):
     """Types that nothing opens."""
 
@@ -192,6 +202,7 @@ OBJECT = ObjectNode()
 _SLOTS = SlotsNode()
 _REDUCE = ReduceNode()
 CLOSED = ClosedNode()
+WEAK = WeakNode()
 
 _BY_TYPE: dict[type, Kind] = {
     types.FunctionType: FunctionNode(),
@@ -199,7 +210,7 @@ _BY_TYPE: dict[type, Kind] = {
     types.CellType: CellNode(),
     types.BuiltinFunctionType: ReduceNode(),
     types.GeneratorType: CLOSED,
-    weakref.ref: CLOSED,
+    weakref.ref: WEAK,
 }
 
 
@@ -234,8 +245,7 @@ def _is_python_class(cls: type) -> bool:
     return (
         "__dict__" in own
         or "__slots__" in own
-        or (bool(cls.__flags__ & (1 << 9))
-        and ("__weakref__" in own or _has_python_parent(cls)))
+        or (bool(cls.__flags__ & (1 << 9)) and ("__weakref__" in own or _has_python_parent(cls)))
     )
 
 

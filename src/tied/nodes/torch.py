@@ -164,7 +164,8 @@ class OptimizerNode(Node):
     def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
         x.__dict__.update(zip(keys, values, strict=True))
         if static is not None:
-            x.__dict__["step"] = _rebound(*static, x)
+            step, old = static
+            x.__dict__["step"] = _rebound(step, old, x)
 
 
 def _rebound(step: Any, old: weakref.ref[Any], new: Any) -> Any:
