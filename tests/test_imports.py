@@ -168,7 +168,7 @@ def test_import_takes_at_most_30_ms_over_numpy(tmp_path: Path) -> None:
         "import numpy, time; t = time.process_time(); import tied; print(time.process_time() - t)"
     )
     times: list[float] = []
-    while len(times) < 20 and min(times, default=1.0) > 0.030:
+    while len(times) < 40 and min(times, default=1.0) > 0.030:
         times.append(float(run(code, cache=tmp_path)))
     assert min(times) <= 0.030
 
