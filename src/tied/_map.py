@@ -11,7 +11,7 @@ from tied._errors import DeviceError, DeviceWarning, DtypeError, TiedError
 from tied._match import Partners
 from tied._node import kinds
 from tied._skeleton import Plan, attach_to
-from tied._storage import Storage, spread, storages
+from tied._storage import Storage, located, spread, storages
 from tied._walk import Walk, walk
 from tied.arrays import Library
 
@@ -50,24 +50,15 @@ def rebuild(found: Walk, model: Any, change: Change, *, everything: bool = False
         library = library if isinstance(library, Library) else arrays.load("opaque")
         try:
             after = change(storage, before, library)
+            leaves = [] if after is before else spread(storage, after)
         except TiedError as error:
-            raise _located(error, storage) from error
-        if after is before:
-            for reader in storage.readers:
-                items[reader.item] = objects[reader.item]
-        else:
-            for item, leaf in spread(storage, after):
-                items[item] = leaf
+            raise located(error, storage) from error
+        for reader in storage.readers:
+            items[reader.item] = objects[reader.item]
+        for item, leaf in leaves:
+            items[item] = leaf
     plan = Plan(found, model, everything=everything)
     return plan.build(items, lambda leaf, extras: _attach(found, items, leaf, extras))
-
-
-def _located(error: TiedError, storage: Storage) -> TiedError:
-    """Returns an error that says at which storage it happened."""
-    if error.paths:
-        return error
-    facts = [("storage", storage.name or "the model"), *error.facts]
-    return type(error)(error.message, facts=facts, hint=error.hint, paths=[storage.name])
 
 
 def _attach(found: Walk, items: list[Any], leaf: int, extras: dict[str, Any]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import types
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tied import _hidden
-from tied._errors import MergeError, TieError
+from tied._errors import MergeError, TiedError, TieError
 from tied._node import Node, kinds
 from tied._path import Path
-from tied._storage import Storage, spread, storages
+from tied._storage import Storage, located, spread, storages
 from tied._walk import EXTRAS, STATIC, Record, Walk, walk
 from tied.arrays import Library
 from tied.nodes.containers import OBJECT_ARRAY
@@ -146,7 +147,11 @@ class Skeleton:
         for storage in self._storages:
             array = given[storage.name]
             self._check_shape(storage, array)
-            for item, leaf in spread(storage, array):
+            try:
+                leaves = spread(storage, array)
+            except TiedError as error:
+                raise located(error, storage) from error
+            for item, leaf in leaves:
                 items[item] = leaf
         if plain:
             items = [_unlazy(x) for x in items]
@@ -297,7 +302,7 @@ def same(a: Any, b: Any) -> bool:
     if one.leaves or other.leaves or one.root == STATIC or other.root == STATIC:
         return False
     plans = Plan(one, a, everything=True), Plan(other, b, everything=True)
-    if len(plans[0].records) != len(plans[1].records) or one.closed or other.closed:
+    if len(plans[0].records) != len(plans[1].records):
         return False
     return all(map(_same_record, plans[0].records, plans[1].records))
 
@@ -308,7 +313,7 @@ def _compares(cls: type) -> bool:
 
 
 def _is_tree(x: Any) -> bool:
-    return isinstance(x, (dict, list, tuple, set, frozenset))
+    return isinstance(x, (dict, list, tuple, deque))
 
 
 def _unlazy(x: Any) -> Any:
@@ -354,7 +359,26 @@ def split(
     for storage, array in pairs:
         place = _sorted_into(found, storage, array, filters, conflict) if filters else 0
         parts[place][storage.name] = array()
-    return Skeleton(Plan(found, model), skeleton_storages), *parts
+    return Parts((Skeleton(Plan(found, model), skeleton_storages), *parts))
+
+
+class Parts(tuple[Any, ...]):
+    """What `split` returns: a tuple whose pickle holds the elements that are read and no more.
+
+    PyTorch pickles the whole buffer of a tensor that reads a part of one (pytorch#40157).
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        skeleton, *parts = self
+        small = [{name: _compact(x) for name, x in part.items()} for part in parts]
+        return tuple, ([skeleton, *small],)
+
+
+def _compact(x: Any) -> Any:
+    kind = kinds[type(x)]
+    return kind.compact(x) if isinstance(kind, Library) else x
 
 
 def _named(

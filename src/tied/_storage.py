@@ -6,13 +6,14 @@ The method is a sweep over address intervals that keeps every open one, with the
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tied._errors import TieError
+from tied._errors import TiedError, TieError
 from tied._layout import Layout
 from tied._node import kinds
 from tied._steps import ghost
@@ -131,12 +132,11 @@ def _geometry(walk: Walk, position: int) -> Geometry | None:
 
 def _alone(walk: Walk, place: tuple[int, int, int, bool]) -> int | Cluster:
     low, high, position, dense = place
-    if dense or low == high:
-        if walk.libraries[position].name != "lazy":
-            return position
-    geometry = _geometry(walk, position)
     lazy = walk.libraries[position].name == "lazy"
-    if geometry is None or low == high or not (lazy or repeats_elements(geometry)):
+    if not lazy and (dense or low == high):
+        return position
+    geometry = _geometry(walk, position)
+    if geometry is None or not (lazy or repeats_elements(geometry)):
         return position
     return Cluster([position], [geometry])
 
@@ -232,17 +232,17 @@ def _shared(walk: Walk, cluster: Cluster, metas: bool) -> tuple[Storage, Callabl
     high = max(g.extent()[1] for g in geometries)
     if whole >= 0:
         base, library = walk.objects[walk.leaves[members[whole]]], walk.libraries[members[whole]]
-        order, conj, neg = _order(geometries[whole]), geometries[whole].conj, geometries[whole].neg
+        order = _order(geometries[whole])
     else:
         base, library = _window(walk, members, low, high)
-        order, conj, neg = tuple(range(len(base.shape))), False, False
+        order = tuple(range(len(base.shape)))
     dtype = library.dtype(base)
     seen = library.geometry(base)
     assert seen is not None
     readers = []
     for position, geometry in zip(members, geometries, strict=True):
         item, owner = walk.leaves[position], walk.libraries[position]
-        layout = _layout(geometry, low, seen.itemsize, dtype, conj, neg)
+        layout = _layout(geometry, low, seen.itemsize, dtype)
         meta = owner.meta(walk.objects[item]) if metas else None
         readers.append(Reader(item, walk.name(item), layout, owner.name, meta))
     name = readers[max(whole, 0)].path
@@ -270,10 +270,10 @@ def _representative(walk: Walk, cluster: Cluster) -> int:
     for i, (position, g) in enumerate(zip(cluster.members, cluster.geometries, strict=True)):
         covers = math.prod(g.shape) * g.itemsize == high - low and not repeats_elements(g)
         upward = all(s > 0 for s, n in zip(g.strides, g.shape, strict=True) if n > 1)
-        if not (covers and upward) or walk.libraries[position].name == "lazy":
+        if not (covers and upward) or walk.libraries[position].name == "lazy" or g.conj or g.neg:
             continue
         ordered = _order(g) == tuple(range(len(g.shape)))
-        key = (g.conj or g.neg, not ordered, -g.itemsize, i)
+        key = (not ordered, -g.itemsize, i)
         if best is None or key < best:
             best, chosen = key, i
     return chosen
@@ -286,11 +286,11 @@ def _order(g: Geometry) -> tuple[int, ...]:
     return tuple(next(placed) if n > 1 else axis for axis, n in enumerate(g.shape))
 
 
-def _layout(g: Geometry, low: int, unit: int, dtype: str, conj: bool, neg: bool) -> Layout:
+def _layout(g: Geometry, low: int, unit: int, dtype: str) -> Layout:
     """Returns what an array reads of a storage that starts at `low`."""
     offset = g.address - low
     strides = tuple(s if n > 1 else 0 for s, n in zip(g.strides, g.shape, strict=True))
-    flags = (g.conj ^ conj, g.neg ^ neg)
+    flags = (g.conj, g.neg)
     if g.dtype != dtype or offset % unit or any(stride % unit for stride in strides):
         return Layout(g.shape, strides, offset, *flags, g.dtype)
     counted = tuple(stride // unit for stride in strides)
@@ -303,6 +303,8 @@ def spread(storage: Storage, result: Any) -> list[tuple[int, Any]]:
     Raises:
         TieError: The result can't be read as the storage was; the error names both paths.
     """
+    if isinstance(result, np.generic) and storage.library == "numpy":
+        result = np.asarray(result)  # NumPy's functions make scalars of 0-d arrays
     library = kinds[type(result)]
     if storage.plain:
         reader = storage.readers[0]
@@ -314,6 +316,9 @@ def spread(storage: Storage, result: Any) -> list[tuple[int, Any]]:
     flat, shared = library.flat(result, storage.order)
     leaves = []
     own = None
+    tracked = library.tracked(
+        result, [r.meta for r in storage.readers if r.library == library.name]
+    )
     order = sorted(range(len(storage.readers)), key=lambda i: i != storage.whole)
     for i in order:  # the storage's own leaf first
         reader = storage.readers[i]
@@ -323,9 +328,9 @@ def spread(storage: Storage, result: Any) -> list[tuple[int, Any]]:
             leaf = library.dress(result, meta)
         else:
             source = flat
-            if own is not None and library.follows(meta):
-                source, _ = library.flat(own, storage.order, graph=True)
-            leaf = library.read(source, storage.base_shape, reader.layout, meta)
+            if own is not None and meta is not None and library.follows(meta):
+                source, _ = library.flat(own, storage.order)
+            leaf = library.read(source, storage.base_shape, reader.layout, meta, tracked)
         own = leaf if i == storage.whole else own
         if reader.library not in (library.name, "lazy") and library.name == storage.library:
             leaf = _translated(leaf, library, reader)
@@ -377,6 +382,21 @@ def _unfit(
     )
 
 
+def located(error: TiedError, storage: Storage) -> TiedError:
+    """Returns an error that names the leaves of the storage at which it happened."""
+    if error.paths:
+        return error
+    facts = [("storage", storage.name or "the model"), *error.facts]
+    facts += [("leaf", f"{r.path} = {how(storage, r)}") for r in _viewers(storage)]
+    paths = [storage.name, *(r.path for r in _viewers(storage))]
+    return type(error)(error.message, facts=facts, hint=error.hint, paths=paths)
+
+
+def _viewers(storage: Storage) -> list[Reader]:
+    """Returns the readers that are not the storage itself."""
+    return [r for i, r in enumerate(storage.readers) if i != storage.whole and r.layout is not None]
+
+
 def how(storage: Storage, reader: Reader) -> str:
     """Returns how a leaf reads its storage, as a person writes it: `encoder.weight.T`."""
     if reader.layout is None:
@@ -394,7 +414,23 @@ def how(storage: Storage, reader: Reader) -> str:
             name += f".transpose{storage.order}"
         if reader.layout.is_whole(shape):
             return name
-    return reader.layout.describe(shape, name, base_dtype=storage.dtype)
+    layout = reader.layout
+    if layout.dtype is not None and storage.dtype[:1] in "[{":
+        return _field(storage, layout, name)
+    return layout.describe(shape, name, base_dtype=storage.dtype)
+
+
+def _field(storage: Storage, layout: Layout, name: str) -> str:
+    """Returns how a leaf reads a field of structured elements: `records['x']`."""
+    record = np.dtype(ast.literal_eval(storage.dtype))
+    for field, (dtype, offset, *_) in (record.fields or {}).items():
+        start, inside = divmod(layout.offset, record.itemsize)
+        whole = all(stride % record.itemsize == 0 for stride in layout.strides)
+        if whole and (str(dtype), offset) == (layout.dtype, inside):
+            strides = tuple(stride // record.itemsize for stride in layout.strides)
+            inner = Layout(layout.shape, strides, start).canonical()
+            return inner.describe(storage.base_shape, f"{name}[{field!r}]")
+    return f"{name}, bits as {layout.dtype}"
 
 
 def _translated(leaf: Any, library: Library, reader: Reader) -> Any:

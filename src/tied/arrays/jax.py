@@ -80,12 +80,19 @@ class Jax(Library):
             return x
         return x.reshape(-1)[start // itemsize : (start + units) // itemsize]
 
-    def flat(self, x: Any, order: Sequence[int], *, graph: bool = False) -> tuple[Any, bool]:
+    def flat(self, x: Any, order: Sequence[int]) -> tuple[Any, bool]:
         if list(order) == sorted(order):
             return x, True
         return x.transpose(order), False
 
-    def read(self, flat: Any, base_shape: tuple[int, ...], layout: Layout, meta: Any) -> Any:
+    def read(
+        self,
+        flat: Any,
+        base_shape: tuple[int, ...],
+        layout: Layout,
+        meta: Any,
+        tracked: bool = False,
+    ) -> Any:
         if layout.dtype is not None:
             raise TieError(
                 f"JAX can't read the bits of an array as {layout.dtype}",

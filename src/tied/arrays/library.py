@@ -60,8 +60,10 @@ class Geometry:
     neg: bool = False
 
     def extent(self) -> tuple[int, int]:
-        """Returns the first unit that is read and one past the last (of an array not empty)."""
+        """Returns the first unit that is read and one past the last (equal for an empty array)."""
         reach = [stride * (n - 1) for n, stride in zip(self.shape, self.strides, strict=True)]
+        if 0 in self.shape:
+            return self.address, self.address
         low = self.address + sum(step for step in reach if step < 0)
         return low, self.address + sum(step for step in reach if step > 0) + self.itemsize
 
@@ -131,6 +133,10 @@ class Library:
         """Returns what hangs on a leaf and may hold arrays: attributes, hooks, its gradient."""
         return None
 
+    def compact(self, x: Any) -> Any:
+        """Returns `x`, or a copy of it if pickling `x` would write more than its elements."""
+        return x
+
     def twin(self, x: Any) -> Any:
         """Returns another object over the memory of a leaf, with all that its `meta` says."""
         raise NotImplementedError
@@ -149,20 +155,30 @@ class Library:
         """Returns the 1-D array of the `units` bytes from `start`, in the space of `x`."""
         raise NotImplementedError
 
+    def tracked(self, x: Any, metas: Sequence[Any]) -> bool:
+        """Returns whether all leaves over a storage `x` must pass gradients on to it."""
+        return False
+
     def follows(self, meta: Any) -> bool:
         """Returns whether a leaf passes gradients on to the storage's own leaf."""
         return False
 
-    def flat(self, x: Any, order: Sequence[int], *, graph: bool = False) -> tuple[Any, bool]:
+    def flat(self, x: Any, order: Sequence[int]) -> tuple[Any, bool]:
         """Returns `x` as a 1-D array, its axes taken in `order`, and whether that shares memory.
 
-        A library without strides gives the array in `order`, not flattened. With `graph`,
-        gradients that reach the result reach `x`.
+        A library without strides gives the array in `order`, not flattened.
         """
         raise NotImplementedError
 
-    def read(self, flat: Any, base_shape: tuple[int, ...], layout: Layout, meta: Any) -> Any:
-        """Returns the leaf that reads `flat` through `layout`."""
+    def read(
+        self,
+        flat: Any,
+        base_shape: tuple[int, ...],
+        layout: Layout,
+        meta: Any,
+        tracked: bool = False,
+    ) -> Any:
+        """Returns the leaf that reads `flat` through `layout`; `tracked` is as `tracked` says."""
         raise NotImplementedError
 
     def dress(self, x: Any, meta: Any) -> Any:

@@ -125,12 +125,19 @@ class NumPy(Library):
         memory = np.asarray(Window(x, start, units, writeable=x.flags.writeable))
         return memory.view(x.dtype) if units % x.itemsize == 0 else memory
 
-    def flat(self, x: Any, order: Sequence[int], *, graph: bool = False) -> tuple[Any, bool]:
+    def flat(self, x: Any, order: Sequence[int]) -> tuple[Any, bool]:
         plain = x if isinstance(x, np.memmap) else x.view(np.ndarray)
         flat = plain.transpose(order).reshape(-1)
         return flat, flat.base is not None and np.may_share_memory(flat, x)
 
-    def read(self, flat: Any, base_shape: tuple[int, ...], layout: Layout, meta: Any) -> Any:
+    def read(
+        self,
+        flat: Any,
+        base_shape: tuple[int, ...],
+        layout: Layout,
+        meta: Any,
+        tracked: bool = False,
+    ) -> Any:
         if layout.conj or layout.neg:
             return View(flat.reshape(base_shape), layout)
         dtype, unit = flat.dtype, flat.itemsize

@@ -37,11 +37,16 @@ def _local(cls: type) -> bool:
     return any(base.__name__ == "DTensor" for base in cls.__mro__)
 
 
+def is_wrapped(x: torch.Tensor) -> bool:
+    """Returns whether a transform of `torch.func` is at work on `x`."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
 def is_tracked(x: torch.Tensor) -> bool:
     """Returns whether gradients flow through `x` to something before it."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return True
-    return x.requires_grad and not (x.is_leaf and isinstance(x, torch.nn.Parameter))
+    return (
+        is_wrapped(x) or x.requires_grad and not (x.is_leaf and isinstance(x, torch.nn.Parameter))
+    )
 
 
 class Torch(Library):
@@ -51,7 +56,7 @@ class Torch(Library):
 
     def place(self, x: torch.Tensor) -> Place:
         try:
-            start = x.data_ptr()
+            start = 0 if x.is_meta else x.data_ptr()
             if start and x.is_contiguous():
                 return self._space(x), start, start + x.nbytes, True
         except RuntimeError:
@@ -157,33 +162,43 @@ class Torch(Library):
                 found[name] = hooks.copy()
         return found or None
 
+    def compact(self, x: torch.Tensor) -> torch.Tensor:
+        if x.layout is not torch.strided or x.is_meta or type(x) not in _plain_types:
+            return x
+        if x.untyped_storage().nbytes() <= x.nbytes:
+            return x
+        return self.dress(x.detach().clone(), self.meta(x))
+
     def attach(self, x: torch.Tensor, extras: dict[str, Any]) -> None:
         for name, value in extras.items():
             setattr(x, name, value)
 
     def window(self, x: torch.Tensor, start: int, units: int) -> torch.Tensor:
         x = x.detach()
+        x = x.conj() if x.is_conj() else x
+        x = torch._neg_view(x) if x.is_neg() else x
         itemsize = x.element_size()
         first = _address(x) - x.storage_offset() * itemsize if _address(x) else 0
         inside = start >= first and start + units <= first + x.untyped_storage().nbytes()
-        if units % itemsize or not inside:
+        if units % itemsize or not inside or _local(type(x)):
             return self._foreign_window(x, start, units)
         return x.as_strided((units // itemsize,), (1,), (start - first) // itemsize)
 
     def _foreign_window(self, x: torch.Tensor, start: int, units: int) -> torch.Tensor:
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" or _local(type(x)) or not _address(x):
             raise TieError("leaves over separate allocations of a device can't be read as one")
         memory = torch.from_numpy(np.asarray(Window(x, start, units, writeable=True)))
         return memory.view(x.dtype) if units % x.element_size() == 0 else memory
 
-    def follows(self, meta: Any) -> bool:
-        return meta is not None and bool(meta[2])
+    def tracked(self, x: torch.Tensor, metas: Sequence[Any]) -> bool:
+        return is_tracked(x) or (x.requires_grad and not any(map(_is_leaf, metas)))
 
-    def flat(
-        self, x: torch.Tensor, order: Sequence[int], *, graph: bool = False
-    ) -> tuple[torch.Tensor, bool]:
-        if not (graph or is_tracked(x)):
-            x = x.detach()
+    def follows(self, meta: Any) -> bool:
+        return not _is_leaf(meta)
+
+    def flat(self, x: torch.Tensor, order: Sequence[int]) -> tuple[torch.Tensor, bool]:
+        if x.is_conj() or x.is_neg():
+            return x.resolve_conj().resolve_neg().permute(tuple(order)).reshape(-1), False
         if len(order) == 1 and x.is_contiguous():
             return x, True
         if _local(type(x)):
@@ -191,10 +206,19 @@ class Torch(Library):
         y = x.permute(tuple(order)).reshape(-1)
         return y, y._is_view() or y is x
 
-    def read(self, flat: Any, base_shape: tuple[int, ...], layout: Layout, meta: Any) -> Any:
+    def read(
+        self,
+        flat: Any,
+        base_shape: tuple[int, ...],
+        layout: Layout,
+        meta: Any,
+        tracked: bool = False,
+    ) -> Any:
+        connected = flat.requires_grad and (tracked or not _is_leaf(meta)) or is_wrapped(flat)
+        if not connected:
+            flat = flat.detach()
         if min(layout.strides, default=0) < 0:
-            return View(flat.detach().reshape(base_shape), layout)
-        connected = is_tracked(flat)
+            return View(flat.reshape(base_shape), layout)
         if layout.dtype is not None:
             x = _reinterpret(flat, layout)
         elif connected or type(flat) not in _plain_types:
@@ -344,10 +368,17 @@ class Torch(Library):
 
 
 def _address(x: torch.Tensor) -> int:
+    if x.is_meta:  # there a pointer is the offset, if it is anything (unsloth#7215)
+        return 0
     try:
         return x.data_ptr()
     except RuntimeError:
         return 0
+
+
+def _is_leaf(meta: Any) -> bool:
+    """Returns whether a leaf of the model was a leaf of autograd that wants a gradient."""
+    return meta is not None and bool(meta[1]) and not meta[2]
 
 
 def _is_only_python(cls: type) -> bool:
