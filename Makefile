@@ -24,7 +24,7 @@ demo: $(INSTALLED) ## train a tied autoencoder on real digits, and draw what it 
 test: $(INSTALLED) ## the tests, two at a time
 	$(BIN)/python -m pytest -n 2
 
-check: $(INSTALLED) ## lint, format, types, import direction, README examples
+check: $(INSTALLED) docs ## lint, format, types, import direction, README examples, the docs' links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
