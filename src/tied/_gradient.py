@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tied._errors import ConventionError, MatchError
+from tied._layout import Layout
 from tied._node import kinds
 from tied._path import Path, Step, take
 from tied._places import places
+from tied._steps import Step as Move
 from tied._storage import Reader, Storage, storages
 from tied._walk import walk
 from tied.arrays import Library
+from tied.arrays.computed import plain
 
 Uses = list[tuple[str, Reader, Any]]
 
@@ -58,9 +63,11 @@ def accumulate(model: Any, grads: Any, *, convention: str) -> dict[str, Any]:
     for storage, array in storages(found):
         before = array()
         library = kinds[type(before)]
-        if not isinstance(library, Library) or not library.is_floating(before):
-            continue
         uses = [(path, r, g) for r in storage.readers for path, g in given.get(r.item, ())]
+        if not isinstance(library, Library) or not library.is_floating(before):
+            if any(r.layout is not None and r.layout.dtype is not None for _, r, _ in uses):
+                raise _misshaped(storage, uses[-1][0], f"of a storage of {storage.dtype}")
+            continue
         total[storage.name] = _one(storage, before, uses, convention)
     return total
 
@@ -89,17 +96,43 @@ def _one(storage: Storage, array: Any, uses: Uses, convention: str) -> Any:
         for _, _, gradient in pulled[1:]:
             result = result + gradient
         return result
-    whole = [use for use in pulled if use[1].item == storage.readers[max(storage.whole, 0)].item]
-    first = (whole or pulled)[0]
-    for path, reader, gradient in pulled:
-        if not _same_total(storage, first, reader, gradient):
+    return _total(storage, pulled, library)
+
+
+def _total(storage: Storage, uses: Uses, library: Library) -> Any:
+    """Returns the one total that all uses tell a part of.
+
+    Raises:
+        ConventionError: Two uses tell different totals for an element.
+    """
+    uses = sorted(uses, key=lambda use: not _told(storage, use[1]).all())
+    path, reader, result = uses[0]
+    told = _told(storage, reader)
+    for other, reader, gradient in uses[1:]:
+        here = _told(storage, reader)
+        a, b = (library.to_numpy(x) for x in (result, gradient))
+        both = here & told
+        if result is not gradient and not np.allclose(a[both], b[both], rtol=1e-5, atol=1e-7):
             raise ConventionError(
                 "these gradients are not totals: they differ",
-                facts=[("one", first[0]), ("other", path)],
+                facts=[("one", path), ("other", other)],
                 hint='If each is the gradient by its use alone, type convention="partial"',
-                paths=[first[0], path],
+                paths=[path, other],
             )
-    return first[2]
+        new = here & ~told
+        if new.any():
+            result = library.from_numpy(np.where(new, b, a))
+            told |= here
+    return result
+
+
+def _told(storage: Storage, reader: Reader) -> Any:
+    """Returns which elements of a storage, in its own shape, a leaf reads."""
+    if reader.layout is None or reader.layout.dtype is not None:
+        return np.ones(storage.shape, bool)
+    told = np.zeros(storage.base_shape, bool)
+    told.reshape(-1)[reader.layout.index().reshape(-1)] = True
+    return told.transpose(sorted(range(len(storage.order)), key=storage.order.__getitem__))
 
 
 def _refuse_one_array_twice(uses: Uses, convention: str) -> None:
@@ -117,52 +150,46 @@ def _refuse_one_array_twice(uses: Uses, convention: str) -> None:
 
 def _pulled(storage: Storage, path: str, reader: Reader, gradient: Any) -> Any:
     """Returns a use's gradient in the storage's shape: scattered to where its elements came from."""
+    gradient = plain(gradient)
     library = kinds[type(gradient)]
-    assert isinstance(library, Library)
-    shape = library.shape(gradient)
-    layout = reader.layout
-    if layout is None or (layout.is_whole(storage.shape) and not layout.dtype):
+    if not isinstance(library, Library):
+        raise _misshaped(storage, path, f"a {type(gradient).__name__}")
+    shape, layout = library.shape(gradient), reader.layout
+    if layout is not None and layout.dtype is not None:
+        return _of_parts(storage, path, layout, gradient, library)
+    if layout is None or layout.is_whole(storage.shape):
         if shape == storage.shape:
             return gradient
-        raise _misshaped(storage, path, shape)
-    if shape == layout.shape and layout.dtype is None:
+    elif shape == layout.shape:
         values = gradient.conj() if layout.conj else gradient
         values = -values if layout.neg else values
-        flat = library.scatter(storage.base_shape, layout, values)
-        back = sorted(range(len(storage.order)), key=storage.order.__getitem__)
-        moved = library.apply(flat, [_permute(back)]) if back != sorted(back) else flat
-        return moved
-    if shape == storage.shape:
+        return _ordered(storage, library, library.scatter(storage.base_shape, layout, values))
+    elif shape == storage.shape:
         return gradient
-    raise _misshaped(storage, path, shape)
+    raise _misshaped(storage, path, str(shape))
 
 
-def _permute(axes: list[int]) -> Any:
-    from tied._steps import Step as Move
+def _ordered(storage: Storage, library: Library, x: Any) -> Any:
+    """Returns an array whose axes are in the order of memory with the storage's own order."""
+    back = sorted(range(len(storage.order)), key=storage.order.__getitem__)
+    return x if back == sorted(back) else library.apply(x, [Move("permute", tuple(back))])
 
-    return Move("permute", tuple(axes))
+
+def _of_parts(storage: Storage, path: str, layout: Layout, gradient: Any, library: Library) -> Any:
+    """Returns the gradient by the real or imaginary parts of a storage as one by the storage."""
+    part = {"complex64": "float32", "complex128": "float64"}.get(storage.dtype)
+    if part != layout.dtype or library.shape(gradient) != layout.shape:
+        raise _misshaped(storage, path, f"of bits read as {layout.dtype}")
+    size = np.dtype(part).itemsize
+    strides = tuple(stride // size for stride in layout.strides)
+    inner = Layout(layout.shape, strides, layout.offset // size)
+    pairs = library.scatter((*storage.base_shape, 2), inner, gradient)
+    return _ordered(storage, library, pairs[..., 0] + 1j * pairs[..., 1])
 
 
-def _misshaped(storage: Storage, path: str, shape: tuple[int, ...]) -> MatchError:
+def _misshaped(storage: Storage, path: str, shape: str) -> MatchError:
     return MatchError(
         "a gradient fits neither its leaf nor its storage",
         facts=[("gradient", f"{path}   {shape}"), ("storage", f"{storage.name}   {storage.shape}")],
         paths=[path, storage.name],
     )
-
-
-def _same_total(storage: Storage, first: Any, reader: Reader, gradient: Any) -> bool:
-    """Returns whether two totals agree where both have something to say, to rounding."""
-    import numpy as np
-
-    if first[2] is gradient:
-        return True
-    library = kinds[type(gradient)]
-    assert isinstance(library, Library)
-    a, b = library.to_numpy(first[2]), library.to_numpy(gradient)
-    told = np.ones(storage.base_shape, bool)
-    if reader.layout is not None and reader.layout.dtype is None:
-        told = np.zeros(storage.base_shape, bool)
-        told.reshape(-1)[reader.layout.index().reshape(-1)] = True
-    told = told.transpose(sorted(range(len(storage.order)), key=storage.order.__getitem__))
-    return bool(np.allclose(np.where(told, a, 0), np.where(told, b, 0), rtol=1e-5, atol=1e-7))

@@ -60,7 +60,7 @@ def find(x: Any, *, through_objects: bool = True) -> Any:
 
 def _parts(x: Any, through_objects: bool) -> list[Any]:
     if isinstance(x, types.FunctionType):
-        cells = [cell for cell in x.__closure__ or ()]
+        cells = list(x.__closure__ or ())
         return [*cells, *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values(), x.__dict__]
     if isinstance(x, types.CellType):
         try:

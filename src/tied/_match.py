@@ -28,29 +28,30 @@ class Partners:
         self.found = found
         self.other = other
         self.number = number
-        self.parts: dict[int, list[Any]] = {}
+        self.parts: dict[int, list[tuple[Any, tuple[int, int]]]] = {}
         self._readings: dict[int, tuple[Storage, Reader, Any]] | None = None
         self._follow(other)
 
     def _follow(self, other: Any) -> None:
         """Pairs items with parts of the other model, along every way that leads to an item."""
-        queue = [(self.found.root, other)] if self.found.root >= 0 else []
+        queue = [(self.found.root, other, (-1, 0))] if self.found.root >= 0 else []
         while queue:
-            item, part = queue.pop()
+            item, part, place = queue.pop()
             known = self.parts.setdefault(item, [])
-            if any(part is one for one in known):
+            if any(part is one for one, _ in known):
                 continue
-            known.append(part)
+            known.append((part, place))
             record = self.found.records[item]
             if record is None:
                 continue
             children = self._children(item, part)
             for position, child in reversed(record.holes):
                 if children is not None:
-                    queue.append((child, children[position]))
+                    queue.append((child, children[position], (item, position)))
                     continue
                 try:
-                    queue.append((child, take(part, self.found.step(item, position))))
+                    below = take(part, self.found.step(item, position))
+                    queue.append((child, below, (item, position)))
                 except (AttributeError, LookupError, TypeError) as error:
                     raise self._missing(item, position) from error
 
@@ -103,7 +104,8 @@ class Partners:
         Raises:
             MatchError: The other model's values at the leaves of the storage disagree.
         """
-        values = [(reader, part) for reader in storage.readers for part in self.parts[reader.item]]
+        found = [(r, part, place) for r in storage.readers for part, place in self.parts[r.item]]
+        values = [(reader, part) for reader, part, _ in found]
         if len(values) == 1 and storage.plain:
             return values[0][1]
         tied_alike = self._tied_alike(storage, values)
@@ -116,9 +118,9 @@ class Partners:
             return first
         if storage.whole < 0:
             first = self._assembled(storage, values)
-        for reader, part in values:
+        for (reader, part), (_, _, place) in zip(values, found, strict=True):
             if part is not None and part is not first and not _agree(storage, reader, first, part):
-                raise self._disagree(whole.path, reader.path)
+                raise self._disagree(whole.path, str(self.found.place(*place)))
         return first
 
     def _tied_alike(self, storage: Storage, values: list[tuple[Reader, Any]]) -> Any:

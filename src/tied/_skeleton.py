@@ -35,7 +35,7 @@ class Plan:
     def __init__(self, found: Walk, model: Any, *, everything: bool = False) -> None:
         self.count = len(found.objects)
         self.cyclic = found.cyclic
-        self.hung = dict((extras, leaf) for leaf, extras in found.extras)
+        self.hung = {extras: leaf for leaf, extras in found.extras}
         keeps: Any = b"\1" * self.count if everything else found.holders()
         if not everything:
             for extras in self.hung:

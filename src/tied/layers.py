@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+
 from tied._map import to
 
 Array = Any
@@ -56,7 +57,8 @@ class Dense:
     ) -> None:
         if isinstance(W, int) and isinstance(b, int):
             W, b = to(_glorot(W, b, seed), library)
-        assert not isinstance(W, int) and not isinstance(b, int)  # two sizes, or two arrays
+        assert not isinstance(W, int)
+        assert not isinstance(b, int)
         if len(W.shape) != 2 or tuple(b.shape) != (W.shape[0],):
             raise ValueError(
                 f"W {tuple(W.shape)} and b {tuple(b.shape)} do not fit: "

@@ -29,7 +29,7 @@ class Lazy(Library):
     name = "lazy"
 
     def place(self, x: View) -> Place:
-        space, low, high, dense = _library(x).place(x.base)
+        space, low, high, _dense = _library(x).place(x.base)
         return space, low, high if x.size else low, False
 
     def geometry(self, x: View) -> Geometry | None:

@@ -44,8 +44,8 @@ def is_wrapped(x: torch.Tensor) -> bool:
 
 def is_tracked(x: torch.Tensor) -> bool:
     """Returns whether gradients flow through `x` to something before it."""
-    return (
-        is_wrapped(x) or x.requires_grad and not (x.is_leaf and isinstance(x, torch.nn.Parameter))
+    return is_wrapped(x) or (
+        x.requires_grad and not (x.is_leaf and isinstance(x, torch.nn.Parameter))
     )
 
 
@@ -214,7 +214,7 @@ class Torch(Library):
         meta: Any,
         tracked: bool = False,
     ) -> Any:
-        connected = flat.requires_grad and (tracked or not _is_leaf(meta)) or is_wrapped(flat)
+        connected = (flat.requires_grad and (tracked or not _is_leaf(meta))) or is_wrapped(flat)
         if not connected:
             flat = flat.detach()
         if min(layout.strides, default=0) < 0:
