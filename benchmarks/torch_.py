@@ -20,14 +20,14 @@ def stack(width: int) -> torch.nn.Sequential:
 
 
 def rows() -> Iterator[Row]:
-    for width in (64, 256):
+    for width, repeats in ((64, 15), (256, 5)):
         model, theirs = stack(width), stack(width)
         yield race(
             f"f64, 500 torch Linear({width}, {width}) / Module.double",
             lambda model=model: tied.f64(model),  # type: ignore[misc]
             theirs.double,
             target=1.0,
-            repeats=15,
+            repeats=repeats,
             after=theirs.float,
         )
         yield race(
@@ -35,5 +35,5 @@ def rows() -> Iterator[Row]:
             lambda model=model: tied.copy(model),  # type: ignore[misc]
             lambda model=model: copy.deepcopy(model),  # type: ignore[misc]
             target=0.7,
-            repeats=15,
+            repeats=repeats,
         )

@@ -11,7 +11,7 @@ weights and see the same batches:
 The second must equal the first bit for bit: f32 -> f64 -> f32 loses nothing. The third has become
 another model, with nearly twice the parameters.
 
-    python examples/digits.py [--epochs 120] [--out build/digits.png]
+    python examples/digits.py [--epochs 100] [--out build/digits.png]
 """
 
 import argparse
@@ -206,34 +206,40 @@ def by_tree_map(now: Training) -> Training:
 BLUE, PALE, ORANGE, GREY = "#1f5fa8", "#a9c8ea", "#d9661f", "#777777"
 
 
+LOOKS = {
+    "uninterrupted": {"color": PALE, "lw": 6, "zorder": 2, "label": "uninterrupted"},
+    "interrupted": {"color": BLUE, "lw": 1.6, "zorder": 4, "label": "interrupted, moved by tied"},
+    "tie lost": {
+        "color": ORANGE,
+        "lw": 1.6,
+        "zorder": 3,
+        "label": "interrupted, moved by jax.tree.map",
+    },
+}
+
+
 def draw_curves(axes: Any, below: Any, runs: dict[str, Training], epochs: int) -> None:
-    looks = {
-        "uninterrupted": {"color": PALE, "linewidth": 6},
-        "interrupted": {"color": BLUE, "linewidth": 1.6},
-        "tie lost": {"color": ORANGE, "linewidth": 1.6, "zorder": 1.9},
-    }
-    labels = {
-        "uninterrupted": "uninterrupted",
-        "interrupted": "interrupted, moved by tied",
-        "tie lost": "interrupted, moved by jax.tree.map",
-    }
+    """The losses, their second half enlarged, and how far the tied weights are apart."""
+    half = epochs // 2
+    zoom = axes.inset_axes((0.53, 0.2, 0.45, 0.33))
     at = np.arange(1, epochs + 1)
     for name, run in runs.items():
-        axes.plot(at, run.curve(epochs), label=labels[name], **looks[name])
-        below.plot(at, run.distances, **looks[name])
-    axes.set_yscale("log")
-    axes.set_ylabel("mean squared error, training")
-    axes.legend(frameon=False, loc="upper right")
-    axes.set_title("The loss goes on as if nothing had happened", loc="left")
-    below.set_title("How far decoder.W is from encoder.W, transposed", loc="left")
-    below.set_ylabel("relative distance")
-    below.set_xlabel("epoch")
-    for each in (axes, below):
-        each.axvline(epochs // 2 + 0.5, color=GREY, linewidth=0.8, linestyle=":")
+        curve = run.curve(epochs)
+        axes.plot(at, curve, **LOOKS[name])
+        zoom.plot(at[half - 1 :], curve[half - 1 :], **LOOKS[name])
+        below.plot(at, run.distances, **LOOKS[name])
+    axes.set(yscale="log", ylabel="mean squared error, training")
+    axes.set_title("With tied, the interruption changes nothing", loc="left")
+    below.set(xlabel="epoch", ylabel="relative distance")
+    below.set_title("How far the decoder is from the encoder, transposed", loc="left")
+    for each in (axes, below, zoom):
+        each.axvline(half + 0.5, color=GREY, linewidth=0.8, linestyle=":")
         each.spines[["top", "right"]].set_visible(False)
+    zoom.tick_params(labelsize=8)
+    axes.legend(loc="upper right", framealpha=1, edgecolor="none")
     axes.annotate(
         "f64, f32, second device, copy",
-        (epochs // 2 + 0.5, 0.62),
+        (half + 0.5, 0.6),
         xycoords=("data", "axes fraction"),
         xytext=(6, 0),
         textcoords="offset points",
@@ -243,11 +249,12 @@ def draw_curves(axes: Any, below: Any, runs: dict[str, Training], epochs: int) -
 
 
 def draw_digits(area: Any, rows: dict[str, np.ndarray]) -> None:
-    columns = len(next(iter(rows.values())))
-    grid = area.subplots(len(rows), columns, gridspec_kw={"wspace": 0.08, "hspace": 0.35})
-    for line, (name, images) in zip(grid, rows.items(), strict=True):
-        line[0].set_title(name, loc="left", fontsize=10)
-        for axes, image in zip(line, images, strict=True):
+    """Blocks of two rows of digits, each with its name above."""
+    blocks = area.subfigures(len(rows), 1, hspace=0.02)
+    for block, (name, images) in zip(blocks, rows.items(), strict=True):
+        block.suptitle(name, x=0.01, ha="left", fontsize=11)
+        grid = block.subplots(2, len(images) // 2)
+        for axes, image in zip(grid.flat, images, strict=True):
             axes.imshow(image.reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_color("#cccccc")
@@ -255,16 +262,16 @@ def draw_digits(area: Any, rows: dict[str, np.ndarray]) -> None:
 
 def draw(path: Path, runs: dict[str, Training], held_out: np.ndarray, epochs: int) -> None:
     plt.rcParams.update({"font.size": 10, "axes.titlesize": 11})
-    figure = plt.figure(figsize=(13, 6), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.05), wspace=0.04)
+    figure = plt.figure(figsize=(13, 6.2), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.02), wspace=0.03)
     draw_curves(*left.subplots(2, 1, sharex=True, height_ratios=(2.2, 1)), runs, epochs)
-    shown = held_out[:10]
-    rows = {"Digits that no model was trained on": shown}
-    rows["Tied: 16 numbers a digit, one set of weights"] = np.asarray(
-        runs["interrupted"].model(shown)
-    )
-    rows["Tie lost half-way: two sets of weights"] = np.asarray(runs["tie lost"].model(shown))
-    draw_digits(right, rows)
+    shown = held_out[:20]
+    rows = {
+        "Digits that no training saw": shown,
+        "Tied: 16 numbers a digit, one set of weights": runs["interrupted"].model(shown),
+        "Tie lost half-way: two sets of weights": runs["tie lost"].model(shown),
+    }
+    draw_digits(right, {name: np.asarray(images) for name, images in rows.items()})
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
@@ -298,7 +305,7 @@ def check(runs: dict[str, Training], steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="a tied autoencoder on real digits")
-    parser.add_argument("--epochs", type=int, default=120, help="an even number (default 120)")
+    parser.add_argument("--epochs", type=int, default=100, help="an even number (default 100)")
     parser.add_argument("--out", type=Path, default=Path("build/digits.png"))
     options = parser.parse_args()
     epochs = options.epochs
