@@ -149,7 +149,7 @@ def _refuse_one_array_twice(uses: Uses, convention: str) -> None:
 
 
 def _pulled(storage: Storage, path: str, reader: Reader, gradient: Any) -> Any:
-    """Returns a use's gradient in the storage's shape: scattered to where its elements came from."""
+    """Returns a use's gradient in the storage's shape, scattered to where it was read."""
     gradient = plain(gradient)
     library = kinds[type(gradient)]
     if not isinstance(library, Library):

@@ -302,9 +302,7 @@ class Tridiagonal(Structured):
 
 @dataclasses.dataclass(eq=False)
 class Cholesky(Structured):
-    """The matrix L L^H of its factor, of shape (n, n): the lower triangle, or (`lower=False`)
-    U^H U of the upper one.
-    """
+    """The matrix of its factor, of shape (n, n): L L^H of the lower triangle, or U^H U."""
 
     factor: Any
     lower: bool = True

@@ -86,9 +86,9 @@ def overlap(a: Geometry, b: Geometry) -> bool:
     if low >= high or 0 in a.shape or 0 in b.shape:
         return False
     step = math.gcd(*a.strides, *b.strides)
-    if step and (apart := (b.address - a.address) % step) >= a.itemsize:
-        if apart + b.itemsize <= step:
-            return False  # they interleave: columns of one matrix
+    apart = (b.address - a.address) % step if step else 0
+    if step and apart >= a.itemsize and apart + b.itemsize <= step:
+        return False  # they interleave: columns of one matrix
     one, other = (ghost(g.address + (1 << 20), g.shape, g.strides, g.itemsize) for g in (a, b))
     try:
         meet: Any = np.shares_memory
@@ -165,27 +165,14 @@ def _sweep(walk: Walk, places: list[tuple[int, int, int, bool]]) -> Iterable[int
 
 
 def _groups(walk: Walk, run: list[tuple[int, int, int, bool]]) -> Iterable[int | Cluster]:
-    """Joins the leaves of a run that share an element; keeps every interval that is open."""
+    """Joins the leaves of a run that share an element."""
     geometries = [_geometry(walk, place[2]) for place in run]
     parent = list(range(len(run)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    opened: list[int] = []
-    for i, (low, _, _, dense) in enumerate(run):
-        opened = [j for j in opened if run[j][1] > low]
-        for j in opened:
-            a, b = root(i), root(j)
-            if a != b and _meet(geometries[i], geometries[j], dense and run[j][3]):
-                parent[a] = b
-        opened.append(i)
+    for apart in _interleaved(_distinct(geometries, parent), geometries):
+        _join(run, geometries, apart, parent)
     groups: dict[int, list[int]] = {}
     for i in range(len(run)):
-        groups.setdefault(root(i), []).append(i)
+        groups.setdefault(_root(parent, i), []).append(i)
     for group in groups.values():
         if len(group) == 1:
             yield _alone(walk, run[group[0]])
@@ -193,6 +180,75 @@ def _groups(walk: Walk, run: list[tuple[int, int, int, bool]]) -> Iterable[int |
             group.sort(key=lambda i: run[i][2])
             known = [geometry for i in group if (geometry := geometries[i]) is not None]
             yield Cluster([run[i][2] for i in group], known)
+
+
+def _root(parent: list[int], i: int) -> int:
+    while parent[i] != i:
+        parent[i] = parent[parent[i]]
+        i = parent[i]
+    return i
+
+
+def _distinct(geometries: list[Geometry | None], parent: list[int]) -> list[int]:
+    """Joins leaves that read the very same elements; returns one of each."""
+    first: dict[Any, int] = {}
+    for i, g in enumerate(geometries):
+        key = i if g is None or 0 in g.shape else (g.address, g.shape, g.strides, g.itemsize)
+        parent[i] = first.setdefault(key, i)
+    return [i for i in range(len(geometries)) if parent[i] == i]
+
+
+def _interleaved(chosen: list[int], geometries: list[Geometry | None]) -> Iterable[list[int]]:
+    """Cuts leaves whose strides have a common divisor by where in its period they lie.
+
+    The columns of one matrix all overlap as intervals and share nothing; asking each pair would
+    take quadratic time.
+    """
+    known = [(i, g) for i in chosen if (g := geometries[i]) is not None]
+    period = math.gcd(*(s for _, g in known for s, n in zip(g.strides, g.shape) if n > 1))  # noqa: B905
+    inside = [(g.address % period, i, g.itemsize) for i, g in known] if period else []
+    if len(known) < len(chosen) or any(at + size > period for at, _, size in inside) or not inside:
+        yield chosen
+        return
+    part: list[int] = []
+    end = 0
+    for at, i, size in sorted(inside):
+        if part and at >= end:
+            yield sorted(part)
+            part = []
+        part.append(i)
+        end = max(end, at + size)
+    yield sorted(part)
+
+
+def _join(
+    run: list[tuple[int, int, int, bool]],
+    geometries: list[Geometry | None],
+    chosen: list[int],
+    parent: list[int],
+) -> None:
+    """Sweeps over intervals in the order of their beginning and joins those that meet.
+
+    Every open interval is kept (safetensors#309 keeps the last), but of two dense ones, which
+    are joined by then, only the one that ends later: what meets the other meets it too.
+    """
+    opened: list[int] = []
+    for i in chosen:
+        low, high, _, dense = run[i]
+        still = []
+        absorbed = False
+        for j in opened:
+            if run[j][1] <= low:
+                continue
+            both_dense = dense and run[j][3]
+            a, b = _root(parent, i), _root(parent, j)
+            if a != b and _meet(geometries[i], geometries[j], both_dense):
+                parent[a] = b
+            longer = run[j][1] > high
+            absorbed = absorbed or (both_dense and longer)
+            if longer or not both_dense:
+                still.append(j)
+        opened = still if absorbed else [*still, i]
 
 
 def _meet(a: Geometry | None, b: Geometry | None, both_dense: bool) -> bool:

@@ -127,19 +127,18 @@ class Walk:
         return Path((*self.path(node).steps, self.step(node, position)))
 
     def name(self, item: int) -> str:
-        """Returns `str(path(item))`; the names of nodes are remembered, however deep."""
-        names = self._names
-        todo = []
-        while item != self.root and item not in names:
-            todo.append(item)
-            item = self.parents[item]
-        found = names.get(item, "")
-        for item in reversed(todo):
-            step = self.step(self.parents[item], self.positions[item]).name()
-            found = f"{found}.{step}" if found and step else found or step
-            if self.records[item] is not None:
-                names[item] = found
-        return found
+        """Returns `str(path(item))`; the name of its node is remembered."""
+        if item == self.root:
+            return ""
+        node = self.parents[item]
+        above = self._names.get(node)
+        if above is None:
+            above = self._names[node] = str(self.path(node))
+        step = self.step(node, self.positions[item])
+        name = step.name()
+        if not name and step.key != "":
+            return above
+        return f"{above}.{name}" if node != self.root else name
 
     def holders(self) -> bytearray:
         """Returns for each item whether it is a leaf or holds one."""

@@ -32,7 +32,7 @@ class Span:
     stop: int
 
     def overlaps(self, other: Span) -> bool:
-        """Returns whether the two byte ranges meet (a hint: strided arrays may still interleave)."""
+        """Returns whether the byte ranges meet (a hint: strided arrays may interleave)."""
         here = (self.device, self.allocation) == (other.device, other.allocation)
         return here and self.start < other.stop and other.start < self.stop
 
@@ -69,7 +69,7 @@ class Geometry:
 
 
 Place = tuple[Hashable, int, int, bool]
-"""Space, first unit, one past the last, and whether the array fills that range densely in C order."""
+"""Space, first unit, one past the last, and whether the range is filled, in C order."""
 
 
 class Library:

@@ -194,7 +194,7 @@ class Torch(Library):
         return is_tracked(x) or (x.requires_grad and not any(map(_is_leaf, metas)))
 
     def follows(self, meta: Any) -> bool:
-        return not _is_leaf(meta)
+        return meta is not None and bool(meta[2])
 
     def flat(self, x: torch.Tensor, order: Sequence[int]) -> tuple[torch.Tensor, bool]:
         if x.is_conj() or x.is_neg():
@@ -214,7 +214,7 @@ class Torch(Library):
         meta: Any,
         tracked: bool = False,
     ) -> Any:
-        connected = (flat.requires_grad and (tracked or not _is_leaf(meta))) or is_wrapped(flat)
+        connected = (flat.requires_grad and (tracked or self.follows(meta))) or is_wrapped(flat)
         if not connected:
             flat = flat.detach()
         if min(layout.strides, default=0) < 0:
@@ -240,10 +240,9 @@ class Torch(Library):
         if is_tracked(x) or (type(x) is cls and x.requires_grad == requires_grad):
             return x
         requires_grad = requires_grad and (x.is_floating_point() or x.is_complex())
-        if issubclass(cls, torch.nn.Parameter) or type(x) is not cls:
-            if not _local(cls) and cls is not torch.Tensor:
-                made: torch.Tensor = torch.Tensor._make_subclass(cls, x.detach(), requires_grad)
-                return made
+        if not _local(cls) and cls is not torch.Tensor:
+            made: torch.Tensor = torch.Tensor._make_subclass(cls, x.detach(), requires_grad)
+            return made
         return x.detach().requires_grad_(requires_grad)
 
     def apply(self, x: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
