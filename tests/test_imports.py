@@ -161,16 +161,26 @@ def test_import_loads_numpy_and_nothing_heavier() -> None:
     assert not set(HEAVY) & set(loaded)
 
 
+CLOCK = """
+import time
+start = time.process_time()
+import numpy
+middle = time.process_time()
+import tied
+print(middle - start, time.process_time() - middle)
+"""
+
+
 def test_import_takes_at_most_30_ms_over_numpy(tmp_path: Path) -> None:
-    # Time on the processor, so that other processes count little. They can only slow a run down:
-    # one good run is the proof.
-    code = (
-        "import numpy, time; t = time.process_time(); import tied; print(time.process_time() - t)"
-    )
-    times: list[float] = []
-    while len(times) < 40 and min(times, default=1.0) > 0.030:
-        times.append(float(run(code, cache=tmp_path)))
-    assert min(times) <= 0.030
+    # Other processes only slow a run down, so one good run is the proof. Where all runs are slow,
+    # NumPy's own import says by how much: it takes at most 100 ms where nothing else runs.
+    best = 1.0
+    for _ in range(20):
+        numpy_seconds, seconds = map(float, run(CLOCK, cache=tmp_path).split())
+        best = min(best, seconds / max(1.0, numpy_seconds / 0.100))
+        if best <= 0.030:
+            break
+    assert best <= 0.030
 
 
 def test_public_names() -> None:
