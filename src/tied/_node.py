@@ -123,7 +123,7 @@ kinds = Kinds()
 def is_array(x: Any) -> bool:
     """Returns whether `x` is a leaf by itself: an array of a library that is known."""
     kind = kinds[type(x)]
-    return kind is not None and kind.leaf and not kind.contains_objects(x)  # type: ignore[union-attr]
+    return kind is not None and kind.leaf and not kind.holds_objects(x)  # type: ignore[union-attr]
 
 
 class Fields(Node):

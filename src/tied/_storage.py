@@ -112,16 +112,21 @@ def clusters(walk: Walk) -> list[int | Cluster]:
     """Returns the storages of a walk: the position of a leaf that stands alone, or a `Cluster`."""
     spaces: dict[Hashable, list[tuple[int, int, int, bool]]] = {}
     objects = walk.objects
-    for position, (item, library) in enumerate(zip(walk.leaves, walk.libraries, strict=True)):
-        space, low, high, dense = library.place(objects[item])
-        spaces.setdefault(space, []).append((low, high, position, dense))
     found: list[int | Cluster] = []
-    for places in spaces.values():
-        if len(places) == 1:
-            found.append(_alone(walk, places[0]))
+    has_views = any(library.name == "lazy" for library in set(walk.libraries))
+    for position, (item, library) in enumerate(zip(walk.leaves, walk.libraries, strict=True)):
+        if not (library.strided or has_views):
+            found.append(position)  # no array of such a library is a view of another
+            continue
+        space, low, high, dense = library.place(objects[item])
+        places = spaces.get(space)
+        if places is None:
+            spaces[space] = [(low, high, position, dense)]
         else:
-            places.sort()
-            found.extend(_sweep(walk, places))
+            places.append((low, high, position, dense))
+    for places in spaces.values():
+        places.sort()
+        _sweep(walk, places, found)
     found.sort(key=lambda one: one if isinstance(one, int) else one.members[0])
     return found
 
@@ -141,27 +146,24 @@ def _alone(walk: Walk, place: tuple[int, int, int, bool]) -> int | Cluster:
     return Cluster([position], [geometry])
 
 
-def _sweep(walk: Walk, places: list[tuple[int, int, int, bool]]) -> Iterable[int | Cluster]:
+def _sweep(
+    walk: Walk, places: list[tuple[int, int, int, bool]], found: list[int | Cluster]
+) -> None:
     """Cuts sorted intervals into runs that touch, and each run into groups that meet."""
-    run: list[tuple[int, int, int, bool]] = []
-    end = -1
-    for place in places:
-        low, high = place[0], place[1]
-        if low >= end:
-            if len(run) == 1:
-                yield _alone(walk, run[0])
-            elif run:
-                yield from _groups(walk, run)
-            run = []
-        if low == high:
-            yield _alone(walk, place)
+    lazy = any(library.name == "lazy" for library in set(walk.libraries))
+    start, end = 0, places[0][1]
+    for i in range(1, len(places) + 1):
+        if i < len(places) and places[i][0] < end:
+            end = max(end, places[i][1])
             continue
-        run.append(place)
-        end = max(end, high)
-    if len(run) == 1:
-        yield _alone(walk, run[0])
-    elif run:
-        yield from _groups(walk, run)
+        if i - start > 1:
+            found.extend(_groups(walk, places[start:i]))
+        elif places[start][3] and not lazy:
+            found.append(places[start][2])
+        else:
+            found.append(_alone(walk, places[start]))
+        if i < len(places):
+            start, end = i, places[i][1]
 
 
 def _groups(walk: Walk, run: list[tuple[int, int, int, bool]]) -> Iterable[int | Cluster]:

@@ -15,8 +15,7 @@ from tied._layout import Layout
 from tied._path import Path
 from tied._places import places, uses
 from tied._storage import Storage, clusters, how, shared_storage
-from tied._walk import Walk, walk
-from tied.arrays import Library
+from tied._walk import Walk, steady, walk
 
 _EXTRA_PLACES = 100_000  # listed beyond one for each leaf
 
@@ -57,18 +56,6 @@ class StorageReport:
     leaves: tuple[LeafReport, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What a report needs to know of an array, taken when the report is made."""
-
-    library: Library
-    raw: tuple[Any, ...]
-
-    @property
-    def told(self) -> tuple[tuple[int, ...], str, int, str]:
-        return self.library.told(self.raw)
-
-
 class Ties:
     """What is tied in a model. Made by `tied.ties`; holds no array of the model.
 
@@ -83,13 +70,17 @@ class Ties:
     """
 
     def __init__(self, found: Walk) -> None:
+        with steady():
+            self._take(found)
+
+    def _take(self, found: Walk) -> None:
         self._groups = [
             one if isinstance(one, int) else (one, shared_storage(found, one))
             for one in clusters(found)
         ]
         objects = found.objects
         self._facts = [
-            (library, library.facts(objects[item]))
+            library.facts(objects[item])
             for item, library in zip(found.leaves, found.libraries, strict=True)
         ]
         self.hidden = tuple(
@@ -105,7 +96,7 @@ class Ties:
     @cached_property
     def storages(self) -> tuple[StorageReport, ...]:
         paths = self._paths
-        return tuple(_report(self._walk, one, self._facts, paths) for one in self._groups)
+        return tuple(_report(self, one, paths) for one in self._groups)
 
     @cached_property
     def _paths(self) -> dict[int, list[str]]:
@@ -119,6 +110,10 @@ class Ties:
             if path != paths[item][0]:
                 paths[item].append(path)
         return paths
+
+    def _told(self, position: int) -> tuple[tuple[int, ...], str, int, str]:
+        """Returns shape, dtype, bytes and device of a leaf."""
+        return self._walk.libraries[position].told(self._facts[position])
 
     @property
     def tied(self) -> tuple[StorageReport, ...]:
@@ -136,14 +131,14 @@ class Ties:
 
     @cached_property
     def parameters(self) -> int:
-        return sum(_elements(one, self._facts) for one in self._groups)
+        return sum(_elements(self, one) for one in self._groups)
 
     @cached_property
     def _naive(self) -> tuple[int, int]:
         ways = uses(self._walk)
         elements = nbytes = 0
-        for item, (library, raw) in zip(self._walk.leaves, self._facts, strict=True):
-            shape, _, size, _ = library.told(raw)
+        for position, item in enumerate(self._walk.leaves):
+            shape, _, size, _ = self._told(position)
             elements += ways[item] * math.prod(shape)
             nbytes += ways[item] * size
         return elements, nbytes
@@ -209,6 +204,9 @@ def ties(model: Any) -> Ties:
 def _near_misses(found: Walk, groups: Iterable[Any]) -> Iterator[str]:
     """Gives a line for each buffer that several storages lie in."""
     seen: dict[Any, list[int]] = {}
+    pairs = zip(found.libraries, found.leaves, strict=True)
+    if not any(library.may_be_part(found.objects[item]) for library, item in pairs):
+        return
     for one in groups:
         position = one if isinstance(one, int) else one[0].members[0]
         item = found.leaves[position]
@@ -222,19 +220,15 @@ def _near_misses(found: Walk, groups: Iterable[Any]) -> Iterator[str]:
             yield f"{listed}: one buffer, no shared element"
 
 
-def _report(
-    found: Walk, one: Any, facts: list[tuple[Library, Any]], paths: dict[int, list[str]]
-) -> StorageReport:
+def _report(report: Ties, one: Any, paths: dict[int, list[str]]) -> StorageReport:
     if isinstance(one, int):
-        library, raw = facts[one]
-        shape, dtype, nbytes, device = library.told(raw)
-        first, *rest = paths[found.leaves[one]]
+        shape, dtype, nbytes, device = report._told(one)
+        first, *rest = paths[report._walk.leaves[one]]
         whole = Layout.whole(shape)
         leaves = [LeafReport(first, "", whole), *(LeafReport(p, first, whole) for p in rest)]
         return StorageReport(first, shape, dtype, nbytes, device, tuple(leaves))
     cluster, storage = one
-    library, raw = facts[cluster.members[max(storage.whole, 0)]]
-    device = library.told(raw)[3]
+    device = report._told(cluster.members[max(storage.whole, 0)])[3]
     leaves = []
     for number, reader in enumerate(storage.readers):
         text = "" if number == storage.whole else how(storage, reader)
@@ -244,7 +238,7 @@ def _report(
         leaves.append(LeafReport(first, text, reader.layout))
         alias = text or storage.name
         leaves += [LeafReport(path, alias, reader.layout) for path in rest]
-    elements = _elements(one, facts)
+    elements = _elements(report, one)
     nbytes = elements * (cluster.geometries[0].itemsize if storage.whole < 0 else
                          cluster.geometries[storage.whole].itemsize)  # fmt: skip
     return StorageReport(storage.name, storage.shape, storage.dtype, nbytes, device, tuple(leaves))
@@ -264,11 +258,10 @@ def _overlap(storage: Storage, number: int) -> str:
     return f" overlaps elements {min(common)} to {max(common)}" if common else ""
 
 
-def _elements(one: Any, facts: list[tuple[Library, Any]]) -> int:
+def _elements(report: Ties, one: Any) -> int:
     """Returns how many elements of a storage are read, each counted once."""
     if isinstance(one, int):
-        library, raw = facts[one]
-        return math.prod(library.told(raw)[0])
+        return math.prod(report._told(one)[0])
     storage: Storage = one[1]
     if storage.whole >= 0:
         return math.prod(storage.shape)

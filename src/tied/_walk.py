@@ -7,11 +7,13 @@ out from an item's parent when somebody asks.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tied import arrays
-from tied._node import Closed, Kind, Node, kinds
+from tied._node import Closed, Node, kinds
 from tied._path import Path, Step
 from tied.arrays import Library
 from tied.nodes.containers import OBJECT_ARRAY
@@ -169,6 +171,22 @@ class Walk:
         return holds
 
 
+@contextmanager
+def steady() -> Iterator[None]:
+    """Pauses the cyclic garbage collector.
+
+    A walk makes very many small objects that all stay alive; the collector would go through them,
+    and through the whole model, again and again.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def walk(
     model: Any,
     *,
@@ -187,7 +205,8 @@ def walk(
     Returns:
         The walk. The model is not changed, and the walk shares its arrays.
     """
-    return _Walker(is_leaf, extras=extras, grads=grads).run(model)
+    with steady():
+        return _Walker(is_leaf, extras=extras, grads=grads).run(model)
 
 
 class _Walker:
@@ -204,14 +223,17 @@ class _Walker:
         self.weak: list[Record] = []
 
     def run(self, model: Any) -> Walk:
-        out = self.out
-        out.root = self.visit(model, -1, 0)
-        while self.stack:
-            record, children = self.stack[-1]
+        out, stack = self.out, self.stack
+        top = Record(-1, EXTRAS, tuple, (0,), [model], None)
+        stack.append((top, enumerate(top.values)))
+        while stack:
+            record, children = stack[-1]
             if self.expand(record, children):
-                self.stack.pop()
+                stack.pop()
                 self.entered.discard(record.item)
                 out.finished.append(record.item)
+        out.finished.pop()  # the one above the root
+        out.root = top.holes[0][1] if top.holes else STATIC
         self.follow_weak()
         return out
 
@@ -226,19 +248,32 @@ class _Walker:
 
     def expand(self, record: Record, children: Iterator[tuple[int, Any]]) -> bool:
         """Goes through the children of a node; False when one must be gone into first."""
+        out, memo, table, is_leaf = self.out, self.memo, kinds, self.is_leaf
         item, values, holes = record.item, record.values, record.holes
         depth = len(self.stack)
-        table, find = kinds, self.memo.get
         for position, value in children:
-            if table[type(value)] is None and self.is_leaf is None:
+            kind = table[type(value)]
+            if is_leaf is not None and is_leaf(value):
+                kind = kind if isinstance(kind, Library) else OPAQUE
+            if kind is None:
                 continue
-            seen = find(id(value))
+            seen = memo.get(id(value))
             if seen is None:
-                seen = self.visit(value, item, position)
+                if kind.leaf and not (kind.may_hold_objects and kind.holds_objects(value)):  # type: ignore[union-attr]
+                    seen = memo[id(value)] = len(out.objects)
+                    out.objects.append(value)
+                    out.parents.append(item)
+                    out.positions.append(position)
+                    out.records.append(None)
+                    out.leaves.append(seen)
+                    out.libraries.append(kind)  # type: ignore[arg-type]
+                    if self.extras:
+                        self.hang(value, kind, seen)
+                else:
+                    seen = self.node(value, kind, item, position)
             elif seen != STATIC:
-                self.out.repeats.append((seen, item, position))
-                if seen in self.entered:
-                    self.out.cyclic = True
+                out.repeats.append((seen, item, position))
+                out.cyclic = out.cyclic or seen in self.entered
             if seen != STATIC:
                 values[position] = None
                 holes.append((position, seen))
@@ -246,55 +281,38 @@ class _Walker:
                 return False
         return True
 
-    def visit(self, value: Any, parent: int, position: int) -> int:
-        """Makes an item of a part that was not met before; -1 if there is nothing to see in it."""
-        kind: Kind = kinds[type(value)]
-        if self.is_leaf is not None and self.is_leaf(value):
-            return self.leaf(value, kind if isinstance(kind, Library) else OPAQUE, parent, position)
-        if kind is None:
-            return STATIC
-        if isinstance(kind, Library):
-            if not kind.contains_objects(value):
-                return self.leaf(value, kind, parent, position)
-            kind = OBJECT_ARRAY
+    def node(self, value: Any, kind: Any, parent: int, position: int) -> int:
+        """Makes an item of a node and goes into it; -1 if there is nothing to see in it."""
+        node: Node = OBJECT_ARRAY if kind.leaf else kind
         try:
-            opened = kind.open(value)
+            opened = node.open(value)
         except Closed:
             self.out.closed.append((parent, position, value))
             opened = None
         if opened is None:
             self.memo[id(value)] = STATIC
             return STATIC
-        return self.node(value, kind, opened, parent, position)
+        item = self.memo[id(value)] = self.enter(value, node, opened, parent, position)
+        return item
 
-    def node(self, value: Any, kind: Node, opened: Any, parent: int, position: int) -> int:
+    def enter(self, value: Any, node: Node, opened: Any, parent: int, position: int) -> int:
         out = self.out
-        item = self.memo[id(value)] = len(out.objects)
-        record = Record(item, kind, type(value), *opened)
+        item = len(out.objects)
+        record = Record(item, node, type(value), *opened)
         out.objects.append(value)
         out.parents.append(parent)
         out.positions.append(position)
         out.records.append(record)
-        if kind is WEAK:
+        if node is WEAK:
             self.weak.append(record)
             return item
         self.entered.add(item)
-        self.stack.append((record, enumerate(tuple(record.values))))
+        self.stack.append((record, enumerate(record.values)))
         return item
 
-    def leaf(self, value: Any, library: Library, parent: int, position: int) -> int:
-        out = self.out
-        item = self.memo[id(value)] = len(out.objects)
-        out.objects.append(value)
-        out.parents.append(parent)
-        out.positions.append(position)
-        out.records.append(None)
-        out.leaves.append(item)
-        out.libraries.append(library)
-        if self.extras:
-            found = library.extras(value, grads=self.grads)
-            if found is not None:
-                hung = Extras(found)
-                opened = tuple(found), list(found.values()), None
-                out.extras.append((item, self.node(hung, EXTRAS, opened, item, 0)))
-        return item
+    def hang(self, value: Any, library: Any, leaf: int) -> None:
+        """Goes into what hangs on a leaf."""
+        found = library.extras(value, grads=self.grads)
+        if found is not None:
+            opened = tuple(found), list(found.values()), None
+            self.out.extras.append((leaf, self.enter(Extras(found), EXTRAS, opened, leaf, 0)))

@@ -30,7 +30,7 @@ class Lazy(Library):
 
     def place(self, x: View) -> Place:
         space, low, high, _dense = _library(x).place(x.base)
-        return space, low, high if x.size else low, False
+        return space, low, high, False
 
     def geometry(self, x: View) -> Geometry | None:
         base = _library(x).geometry(x.base)

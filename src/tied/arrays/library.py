@@ -78,8 +78,9 @@ class Library:
     leaf: ClassVar[bool] = True
     name: ClassVar[str]
     strided: ClassVar[bool] = True
+    may_hold_objects: ClassVar[bool] = False
 
-    def contains_objects(self, x: Any) -> bool:
+    def holds_objects(self, x: Any) -> bool:
         """Returns whether `x` is really a container (an array of Python objects)."""
         return False
 
@@ -120,6 +121,10 @@ class Library:
     def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
         """Returns `facts` in words."""
         return facts
+
+    def may_be_part(self, x: Any) -> bool:
+        """Returns False if `x` certainly begins its buffer, or has one of its own."""
+        return False
 
     def buffer(self, x: Any) -> Hashable | None:
         """Returns which buffer `x` lies in; two arrays of one buffer need not share an element."""

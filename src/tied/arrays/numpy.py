@@ -67,16 +67,18 @@ class NumPy(Library):
     """See `Library`."""
 
     name = "numpy"
+    may_hold_objects = True
 
-    def contains_objects(self, x: Any) -> bool:
+    def holds_objects(self, x: Any) -> bool:
         return bool(x.dtype.hasobject)
 
     def place(self, x: Any) -> Place:
         start = x.__array_interface__["data"][0]
+        if x.size == 0:
+            return ("empty", id(x)), start, start, True
         if x.flags.c_contiguous:
             return "cpu", start, start + x.nbytes, True
-        low, high = np.lib.array_utils.byte_bounds(x)
-        return "cpu", low, high if x.size else low, False
+        return "cpu", *np.lib.array_utils.byte_bounds(x), False
 
     def geometry(self, x: Any) -> Geometry:
         return Geometry(
@@ -84,7 +86,8 @@ class NumPy(Library):
         )
 
     def span(self, x: Any) -> Span:
-        _, low, high, _ = self.place(x)
+        low, high = np.lib.array_utils.byte_bounds(x)
+        high = high if x.size else low
         return Span("cpu", "memory", low, high)
 
     def device(self, x: Any) -> str:
@@ -96,6 +99,9 @@ class NumPy(Library):
     def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
         shape, dtype, nbytes, device = facts
         return shape, str(dtype), nbytes, device
+
+    def may_be_part(self, x: Any) -> bool:
+        return x.base is not None
 
     def buffer(self, x: Any) -> Any:
         if x.size == 0:

@@ -17,7 +17,7 @@ from tied.arrays.view import View
 
 _COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
 _NAMES = {torch.complex32: "complex32"}
-_spaces: dict[torch.device, str] = {}
+_spaces: dict[torch.device, str] = {torch.device("cpu"): "cpu"}
 _plain_types = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -56,29 +56,25 @@ class Torch(Library):
 
     def place(self, x: torch.Tensor) -> Place:
         try:
-            start = 0 if x.is_meta else x.data_ptr()
+            start = x.data_ptr()
             if start and x.is_contiguous():
-                return self._space(x), start, start + x.nbytes, True
+                space = _spaces.get(x.device)
+                if space is not None:
+                    return space, start, start + x.nbytes, True
         except RuntimeError:
-            start = 0
+            pass
         geometry = self.geometry(x)
         if geometry is None:
             return ("object", id(x)), 0, 1, True
-        low, high = geometry.extent()
-        return self._space_of(x), low, high if x.numel() else low, False
-
-    def _space(self, x: torch.Tensor) -> str:
-        device = x.device
-        space = _spaces.get(device)
-        if space is None:
-            space = _spaces[device] = str(device)
-        return space
+        if x.numel() == 0:
+            return ("empty", id(x)), 0, 0, True
+        return self._space_of(x), *geometry.extent(), False
 
     def _space_of(self, x: torch.Tensor) -> Any:
         if _local(type(x)):
             return ("sharded", x._local_tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
         if _address(x):
-            return self._space(x)
+            return _spaces.setdefault(x.device, str(x.device))
         return ("storage", x.untyped_storage()._cdata)
 
     def geometry(self, x: torch.Tensor) -> Geometry | None:
@@ -122,15 +118,23 @@ class Torch(Library):
         return sum(part.nbytes for part in _sparse_parts(x))
 
     def device(self, x: torch.Tensor) -> str:
-        return self._space(x)
+        return str(x.device)
 
     def facts(self, x: torch.Tensor) -> tuple[Any, ...]:
-        strided = x.layout is torch.strided
-        return x.shape, x.dtype, x.nbytes if strided else self.nbytes(x), x.device
+        nbytes = None if x.layout is torch.strided else self.nbytes(x)
+        return x.shape, x.dtype, nbytes, x.device
 
     def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
         shape, dtype, nbytes, device = facts
+        if nbytes is None:
+            nbytes = shape.numel() * dtype.itemsize
         return tuple(shape), str(dtype).removeprefix("torch."), nbytes, str(device)
+
+    def may_be_part(self, x: torch.Tensor) -> bool:
+        try:
+            return x.storage_offset() != 0
+        except (RuntimeError, NotImplementedError):
+            return False
 
     def buffer(self, x: torch.Tensor) -> Any:
         if x.layout is not torch.strided or x.numel() == 0:
