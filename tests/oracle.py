@@ -145,7 +145,7 @@ def children(x: Any) -> Children | None:
         return [(f.name, getattr(x, f.name)) for f in dataclasses.fields(x)]
     if attrs.has(type(x)):
         return [(f.name, getattr(x, f.name)) for f in attrs.fields(type(x))]
-    if type(x).__module__ in ("recipes", "models", "__main__") and hasattr(x, "__dict__"):
+    if type(x).__module__ in ("recipes", "models", "models_jax") and hasattr(x, "__dict__"):
         return list(vars(x).items())
     return None
 

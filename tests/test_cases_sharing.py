@@ -31,6 +31,13 @@ class Box:
 
 
 @dataclass(eq=False)
+class Crate:
+    """Another type with the same field."""
+
+    item: Any
+
+
+@dataclass(eq=False)
 class Chainlink:
     """A type whose field is of its own type."""
 
@@ -106,7 +113,7 @@ def test_H17_cycles_work() -> None:
 def test_F13_types_come_from_the_first_of_several_models(library: str) -> None:
     a = MAKE[library]([1.0, 2.0])
     model = collections.OrderedDict(x=a, y=Box((a, 7)))
-    other = {"x": a * 10, "y": {"item": [a * 10, 8]}}
+    other = {"y": Crate([a * 10, 8]), "x": a * 10}
     mapped = tied.map(lambda p, q: p + q, model, other)
     assert type(mapped) is collections.OrderedDict
     assert type(mapped["y"]) is Box
@@ -121,8 +128,7 @@ def test_F13_types_come_from_the_first_of_several_models(library: str) -> None:
         ({"x": 1.0, "y": [1.0]}, "y.1"),
         ({"x": 1.0}, "y"),
         ({"y": [1.0, 1.0]}, "x"),
-        ({"x": 1.0, "y": None}, "y"),
-        ({"x": {"deeper": 1.0}, "y": [1.0, 1.0]}, "x"),
+        ({"x": 1.0, "y": {"0": 1.0, "1": 1.0}}, "y"),
     ],
 )
 def test_F13_a_part_that_is_missing_raises_with_its_path(other: Any, path: str) -> None:
@@ -137,16 +143,17 @@ def test_F13_a_part_that_is_missing_raises_with_its_path(other: Any, path: str) 
 
     with pytest.raises(tied.MatchError, match=re.escape(path)) as caught:
         tied.map(lambda a, b: a + b, model, filled(other))
-    assert path in caught.value.paths
+    assert any(found.startswith(path) for found in caught.value.paths)
 
 
+@pytest.mark.parametrize("reading", [lambda w: w, tied.transpose], ids=["same", "transposed"])
 @each_library
-def test_H16_a_second_model_that_differs_at_a_tie_raises(library: str) -> None:
-    w = MAKE[library]([[1.0, 2.0], [3.0, 4.0]])
-    model = {"a": w, "b": w}
+def test_H16_a_second_model_that_differs_at_a_tie_raises(library: str, reading: Any) -> None:
+    w = MAKE[library]([[1.0, 2.0], [2.0, 4.0]])
+    model = {"a": w, "b": reading(w)}
     good, bad = w * 1, w * 2
     mapped = tied.map(lambda p, q: p + q, model, {"a": good, "b": copy_of(good)})
-    assert mapped["a"] is mapped["b"]
+    assert tied.shares(mapped["a"], mapped["b"])
     with pytest.raises((tied.TieError, tied.MatchError)) as caught:
         tied.map(lambda p, q: p + q, model, {"a": good, "b": bad})
     assert set(caught.value.paths) >= {"a", "b"}

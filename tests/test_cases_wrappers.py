@@ -50,7 +50,7 @@ def test_V2_a_move_keeps_views(library: str, device: Any) -> None:
     w = make(library, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     model = {"w": w, "t": tied.transpose(w), "row": tied.view(w, lambda a: a[1]), "other": w * 1}
     moved = tied.to(model, device)
-    assert tied.ties(moved).groups == tied.ties(model).groups == (("w", "t", "row"), ("other",))
+    assert tied.ties(moved).groups == tied.ties(model).groups == (("w", "t", "row"),)
     assert [tuple(a.shape) for a in moved.values()] == [(2, 3), (3, 2), (3,), (2, 3)]
     if "meta" not in str(device):
         assert oracle.numpy(moved["t"]).tolist() == oracle.numpy(w).T.tolist()
@@ -299,9 +299,9 @@ LAZY: dict[str, Any] = {
     "permute": lambda w: tied.permute(w, (1, 0)),
     "slices": lambda w: tied.view(w, lambda a: a[:, 1:]),
     "stepped": lambda w: tied.view(w, lambda a: a[::2]),
-    "index_array": lambda w: tied.view(w, lambda a: a[[1, 0, 1]]),
+    "index_array": lambda w: tied.view(w, lambda a: a[np.array([1, 0, 1])]),
     "reshape": lambda w: tied.view(w, lambda a: a.reshape(-1)),
-    "flip": lambda w: tied.view(w, lambda a: a[::-1]),
+    "flip": lambda w: tied.view(w, lambda a: a.flip(0) if hasattr(a, "flip") else a[::-1]),
     "diagonal": tied.diagonal,
     "off_diagonal": lambda w: tied.diagonal(w, 1),
     "twice": lambda w: tied.transpose(tied.view(w, lambda a: a[1:])),
@@ -314,7 +314,7 @@ PLAIN: dict[str, Any] = {
     "permute": lambda w: w.T,
     "slices": lambda w: w[:, 1:],
     "stepped": lambda w: w[::2],
-    "index_array": lambda w: w[[1, 0, 1]],
+    "index_array": lambda w: w[np.array([1, 0, 1])],
     "reshape": lambda w: w.reshape(-1),
     "flip": lambda w: w[::-1],
     "diagonal": lambda w: w.diagonal(),

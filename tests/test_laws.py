@@ -26,7 +26,7 @@ each_library = pytest.mark.parametrize("library", LIBRARIES)
 
 CLONE: dict[str, Callable[[Any], Any]] = {
     "numpy": np.copy,
-    "torch": torch.clone,
+    "torch": lambda a: a.detach().clone(),
     "jax": jnp.copy,
 }
 
@@ -127,18 +127,21 @@ def test_law_2_map_keeps_ties(library: str, data: Any) -> None:
 
 @law
 def test_law_2_casts_keep_ties(library: str, data: Any) -> None:
-    recipe = data.draw(recipes(library, reinterpret=False))
+    recipe = data.draw(
+        recipes(
+            library,
+            reinterpret=False,
+            dtypes=("float32", "float64", "int32")[:: 1 + (library == "jax")],
+        )
+    )
     built = recipe.build()
     half = tied.f16(built.model)
     assert_ties_of_plan(built, half, "elements")
     for before, after in zip(oracle.arrays(built.model), oracle.arrays(half), strict=True):
-        floats = "float" in str(before.dtype)
-        if floats:
+        if "float" in str(before.dtype):
             assert str(after.dtype).endswith("float16")
-            wide = oracle.numpy(before)
-            if "bfloat16" not in str(before.dtype):
-                assert (oracle.numpy(after) == wide.astype("float16")).all()
-        elif "complex" not in str(before.dtype):
+            assert (oracle.numpy(after) == oracle.numpy(before).astype("float16")).all()
+        else:
             assert oracle.bits(before) == oracle.bits(after)
 
 
@@ -165,8 +168,8 @@ def test_law_3_f_is_called_once_per_storage(library: str, data: Any) -> None:
     _, storages = tied.split(built.model)
     assert calls == [(name, storage.nbytes) for name, storage in storages.items()]
 
-    every, places = oracle.arrays(built.model), truth(built)
-    joined = [members for members in oracle.groups(places) if every[min(members)].size]
+    places = truth(built)
+    joined = [members for members in oracle.groups(places) if places[min(members)][0].size]
     sizes = [
         (
             len(set().union(*(oracle.byte_set(places[number]) for number in members))),
@@ -186,9 +189,12 @@ def test_law_3_an_array_that_is_alone_is_given_as_it_is(library: str, data: Any)
     built = recipe.build()
     every, places = oracle.arrays(built.model), truth(built)
     lone = [
-        next(iter(members))
+        min(members)
         for members in oracle.groups(places)
-        if len(members) == 1 and is_plain(*places[min(members)])
+        if len(members) == 1
+        and places[min(members)][0].size
+        and is_plain(*places[min(members)])
+        and not isinstance(every[min(members)], tied.View)
     ]
     shapes: dict[str, tuple[int, ...]] = {}
     tied.map(
@@ -226,7 +232,7 @@ def no_grad(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @LAW
 @given(data=st.data())
 def test_law_5_a_write_is_seen_through_every_member(library: str, data: Any) -> None:
-    recipe = data.draw(recipes(library, reinterpret=False, floats=True))
+    recipe = data.draw(recipes(library, reinterpret=False, dtypes=("float32",)))
     built = recipe.build()
     mapped = tied.map(double, built.model)
     before, after, places = oracle.arrays(built.model), oracle.arrays(mapped), truth(built)
@@ -255,14 +261,13 @@ OPERATIONS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "split": lambda m, f: tied.split(m),
     "merge": lambda m, f: tied.merge(*tied.split(m)),
     "copy": lambda m, f: tied.copy(m),
-    "f64": lambda m, f: tied.f64(m),
+    "f32": lambda m, f: tied.f32(m),
     "ties": lambda m, f: str(tied.ties(m)),
     "compare": lambda m, f: str(tied.compare(m, m)),
     "cpu": lambda m, f: tied.cpu(m),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")
 @law
 def test_law_6_the_argument_is_never_changed(library: str, data: Any) -> None:
     recipe = data.draw(recipes(library, reinterpret=False))

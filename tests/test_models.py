@@ -38,6 +38,8 @@ UNPICKLABLE = {
     "object_with_a_lock",
     "torch_parametrized",
 }
+# NumPy's own pickle turns it native.
+NOT_THE_SAME_PICKLED = {"big_endian"}
 
 
 def record(name: str, model: Any) -> Any:
@@ -62,7 +64,9 @@ def test_odd_models(name: str, operation: str) -> None:
     assert record(name, model) == before
 
 
-@pytest.mark.parametrize("name", [name for name in ODD if name not in UNPICKLABLE])
+@pytest.mark.parametrize(
+    "name", [name for name in ODD if name not in UNPICKLABLE | NOT_THE_SAME_PICKLED]
+)
 def test_odd_models_pickle_as_their_split(name: str) -> None:
     model = ODD[name].build()
     before = record(name, model)
@@ -90,3 +94,53 @@ def test_odd_models_share_nothing_with_their_copies(name: str, operation: str) -
 @pytest.mark.parametrize("name", ODD)
 def test_odd_models_hide_nothing(name: str) -> None:
     assert tied.ties(ODD[name].build()).hidden == ()
+
+
+@pytest.mark.parametrize("operation", ["map", "copy", "f64"])
+def test_a_gradient_goes_with_its_parameter(operation: str) -> None:
+    """As a part of the model: its own tie to a buffer is kept too; it is no storage of `split`."""
+    module = torch.nn.Linear(4, 3)
+    module.weight.grad = torch.arange(12.0).reshape(3, 4)
+    module.register_buffer("row", module.weight.grad[1])
+    after = {**OPERATIONS, "f64": tied.f64}[operation](module)
+    assert after.weight.grad.tolist() == module.weight.grad.tolist()
+    assert after.weight.grad is not module.weight.grad
+    assert after.weight.grad.dtype == after.weight.dtype
+    after.weight.grad[1, 2] = -1
+    assert after.row[2] == -1
+    assert module.row[2] == 6
+    assert sorted(tied.split(module)[1]) == ["bias", "row", "weight"]
+
+
+# ----------------------------------------------------------------------- sharded over a mesh
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Any:
+    """A mesh of two processes, of which only the first is there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+SHARDED = {**OPERATIONS, "f64": tied.f64}
+
+
+@pytest.mark.parametrize("operation", SHARDED)
+def test_sharded_tensors_stay_tied(operation: str, mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    w = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh, [Shard(0)])
+    other = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh, [Shard(0)])
+    model = {"w": w, "again": w, "t": w.t(), "other": other}
+    assert tied.ties(model).groups == (("w", "again", "t"),)
+    after = SHARDED[operation](model)
+    assert after["w"] is after["again"]
+    assert tied.ties(after).groups == (("w", "again", "t"),)
+    for name, placement in (("w", Shard(0)), ("t", Shard(1)), ("other", Shard(0))):
+        assert isinstance(after[name], DTensor)
+        assert after[name].placements == (placement,)
+        assert after[name].to_local().tolist() == model[name].to_local().tolist()
+    assert after["w"].dtype == (torch.float64 if operation == "f64" else torch.float32)
