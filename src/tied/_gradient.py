@@ -60,8 +60,7 @@ def accumulate(model: Any, grads: Any, *, convention: str) -> dict[str, Any]:
         if value is not None:
             given.setdefault(item, []).append((str(Path(steps)), value))
     total = {}
-    for storage, array in storages(found):
-        before = array()
+    for storage, before in storages(found):
         library = kinds[type(before)]
         uses = [(path, r, g) for r in storage.readers for path, g in given.get(r.item, ())]
         if not isinstance(library, Library) or not library.is_floating(before):

@@ -11,11 +11,12 @@ from tied._errors import DeviceError, DeviceWarning, DtypeError, TiedError
 from tied._match import Partners
 from tied._node import kinds
 from tied._skeleton import Plan, attach_to
-from tied._storage import Storage, located, spread, storages
-from tied._walk import Walk, walk
+from tied._storage import Cluster, Storage, clusters, located, shared, single, spread
+from tied._walk import Walk, steady, walk
 from tied.arrays import Library
 
-Change = Callable[[Storage, Any, Library], Any]
+Change = Callable[[Walk, "int | Cluster", Any, Library], Any]
+"""Given a walk, one of its storages, the storage's array and library, returns the new array."""
 
 
 def transform(
@@ -23,19 +24,17 @@ def transform(
     change: Change,
     *,
     hidden: str = "warn",
-    is_leaf: Callable[[Any], bool] | None = None,
     everything: bool = False,
 ) -> Any:
     """Returns the model with each storage replaced; the one way in which anything is changed.
 
     Args:
         model: Any object; it is not changed.
-        change: Given a storage, its array and its library, returns the new array.
+        change: What becomes of a storage.
         hidden: What to do about arrays in objects that nothing opens.
-        is_leaf: Says of a part that it is a leaf though it is no array.
         everything: Build parts anew that hold no array (`copy`).
     """
-    found = walk(model, is_leaf=is_leaf, extras=True, grads=True)
+    found = walk(model, extras=True, grads=True)
     _hidden.check(found, hidden)
     return rebuild(found, model, change, everything=everything)
 
@@ -44,12 +43,14 @@ def rebuild(found: Walk, model: Any, change: Change, *, everything: bool = False
     """Does what `transform` does, for a walk that is there already."""
     objects = found.objects
     items: list[Any] = [None] * len(objects)
-    for storage, array in storages(found):
-        before = array()
-        library = kinds[type(before)]
-        library = library if isinstance(library, Library) else arrays.load("opaque")
+    for one in clusters(found):
+        if isinstance(one, int):
+            item, library = found.leaves[one], found.libraries[one]
+            items[item] = _alone(found, one, objects[item], library, change)
+            continue
+        storage, before = shared(found, one)
         try:
-            after = change(storage, before, library)
+            after = change(found, one, before, library_of(before))
             leaves = [] if after is before else spread(storage, after)
         except TiedError as error:
             raise located(error, storage) from error
@@ -58,7 +59,30 @@ def rebuild(found: Walk, model: Any, change: Change, *, everything: bool = False
         for item, leaf in leaves:
             items[item] = leaf
     plan = Plan(found, model, everything=everything)
-    return plan.build(items, lambda leaf, extras: _attach(found, items, leaf, extras))
+    with steady():
+        return plan.build(items, lambda leaf, extras: _attach(found, items, leaf, extras))
+
+
+def _alone(found: Walk, one: int, before: Any, library: Library, change: Change) -> Any:
+    """Returns what becomes of a leaf that shares nothing."""
+    try:
+        after = change(found, one, before, library)
+        if after is before:
+            return before
+        return library.settled(before, after, kinds[type(after)])
+    except TiedError as error:
+        raise located(error, single(found, one)[0]) from error
+
+
+def library_of(array: Any) -> Library:
+    """Returns the library of an array."""
+    kind = kinds[type(array)]
+    return kind if isinstance(kind, Library) else arrays.load("opaque")
+
+
+def storage_of(found: Walk, one: int | Cluster) -> Storage:
+    """Returns what a change is made to, with its name."""
+    return single(found, one)[0] if isinstance(one, int) else shared(found, one)[0]
 
 
 def _attach(found: Walk, items: list[Any], leaf: int, extras: dict[str, Any]) -> None:
@@ -116,21 +140,26 @@ def map(
     _hidden.check(found, hidden)
     partners = [Partners(found, other, number) for number, other in enumerate(others, start=1)]
 
-    def change(storage: Storage, array: Any, library: Library) -> Any:
+    def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
+        if not partners and not with_path:
+            return library.call(f, array)
+        storage = storage_of(found, one)
         rest = [partner.value(storage, array) for partner in partners]
         if with_path:
             item = storage.readers[max(storage.whole, 0)].item
             path = found.path(item)
             return library.call(lambda x: f(path, x, *rest), array)
-        return library.call(lambda x: f(x, *rest) if rest else f(x), array)
+        return library.call(lambda x: f(x, *rest), array)
 
     return rebuild(found, model, change)
 
 
-def is_counter(found: Walk, storage: Storage) -> bool:
+def is_counter(found: Walk, one: int | Cluster) -> bool:
     """Returns whether a storage is the step counter of an optimizer, which is never cast."""
-    parent = found.parents[storage.readers[0].item]
-    return parent >= 0 and type(found.objects[parent]).__name__ == "Fixed"
+    position = one if isinstance(one, int) else one.members[0]
+    parent = found.parents[found.leaves[position]]
+    record = found.records[parent] if parent >= 0 else None
+    return record is not None and record.node.is_counter
 
 
 def cast(model: Any, dtype: Any, *, hidden: str = "warn") -> Any:
@@ -158,10 +187,8 @@ def cast(model: Any, dtype: Any, *, hidden: str = "warn") -> Any:
     found = walk(model, extras=True, grads=True)
     _hidden.check(found, hidden)
 
-    def change(storage: Storage, array: Any, library: Library) -> Any:
-        if is_counter(found, storage):
-            return array
-        return library.call(lambda x: library.cast(x, name), array)
+    def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
+        return array if is_counter(found, one) else library.cast(array, name)
 
     return rebuild(found, model, change)
 
@@ -264,17 +291,17 @@ def _libraries(found: Walk) -> list[Library]:
 
 
 def _moved(found: Walk, model: Any, targets: dict[str, Any]) -> Any:
-    def change(storage: Storage, array: Any, library: Library) -> Any:
+    def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
         target = targets.get(library.name)
-        if target is None or (is_counter(found, storage) and str(target) != "meta"):
+        if target is None or (is_counter(found, one) and str(target) != "meta"):
             return array
-        return library.call(lambda x: library.move(x, target), array)
+        return library.move(array, target)
 
     return rebuild(found, model, change)
 
 
 def _to_library(model: Any, wanted: Library, hidden: str) -> Any:
-    def change(storage: Storage, array: Any, library: Library) -> Any:
+    def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
         if library is wanted or library.name == "opaque":
             return array
         return wanted.from_numpy(library.to_numpy(array))
@@ -329,7 +356,7 @@ def copy(model: Any, *, hidden: str = "warn") -> Any:
         A new model that shares no memory with the old one: containers and settings are copied
         too. Functions, and objects that nothing opens, are the same objects.
     """
-    return transform(model, lambda _, array, library: library.copy(array), hidden=hidden,
+    return transform(model, lambda _found, _one, array, library: library.copy(array), hidden=hidden,
                      everything=True)  # fmt: skip
 
 
@@ -354,7 +381,7 @@ def empty(model: Any, device: Any = None, *, hidden: str = "warn") -> Any:
     if device is not None and targets and all(target is None for target in targets.values()):
         raise DeviceError(f"unknown device {str(device)!r}", paths=[found.name(found.leaves[0])])
 
-    def change(storage: Storage, array: Any, library: Library) -> Any:
+    def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
         return library.empty(array, targets.get(library.name))
 
     return rebuild(found, model, change)

@@ -139,7 +139,7 @@ class Partners:
             assert entry is not None
             if entry[0] is not one or entry[1].layout != reader.layout:
                 return None
-        return array() if (one.shape, one.order) == (storage.shape, storage.order) else None
+        return array if (one.shape, one.order) == (storage.shape, storage.order) else None
 
     def _assembled(self, storage: Storage, values: list[tuple[Reader, Any]]) -> Any:
         """Returns the span that leaves read which only overlap, from their separate values."""

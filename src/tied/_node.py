@@ -31,11 +31,15 @@ class Node:
         step: What a key is, for paths: "attr", "key", "index", or "mixed" where the keys are
             `Step`s themselves.
         early: Whether an instance can be made before its children are there (cycles need it).
+        is_counter: Whether its child counts the steps of an optimizer: neither cast nor moved.
+        lazy: Whether `static` is the instance until `settle` takes from it what is needed.
     """
 
     leaf = False
     step = "attr"
     early = False
+    lazy = False
+    is_counter = False
 
     def open(self, x: Any) -> Opened | None:
         """Returns keys, children (a new list) and the rest; `None` if `x` holds nothing.
@@ -43,6 +47,10 @@ class Node:
         Raises:
             Closed: `x` can't be taken apart.
         """
+        raise NotImplementedError
+
+    def settle(self, static: Any) -> Any:
+        """Returns what is kept of a node that is to be put back (only where `lazy`)."""
         raise NotImplementedError
 
     def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:

@@ -57,6 +57,8 @@ class Plan:
                     if not keeps[child]:
                         record.values[position] = found.objects[child]
                 record.holes = [hole for hole in record.holes if keeps[hole[1]]]
+            if record.node.lazy:
+                record.static = record.node.settle(record.static)
             records.append(record)
         return records
 
@@ -357,8 +359,8 @@ def split(
     skeleton_storages = tuple(storage for storage, _ in pairs)
     parts: list[dict[str, Any]] = [{} for _ in range(len(filters) + 1)]
     for storage, array in pairs:
-        place = _sorted_into(found, storage, array, filters, conflict) if filters else 0
-        parts[place][storage.name] = array()
+        place = _sorted_into(found, storage, filters, conflict) if filters else 0
+        parts[place][storage.name] = array
     return Parts((Skeleton(Plan(found, model), skeleton_storages), *parts))
 
 
@@ -381,9 +383,7 @@ def _compact(x: Any) -> Any:
     return kind.compact(x) if isinstance(kind, Library) else x
 
 
-def _named(
-    pairs: list[tuple[Storage, Callable[[], Any]]],
-) -> list[tuple[Storage, Callable[[], Any]]]:
+def _named(pairs: list[tuple[Storage, Any]]) -> list[tuple[Storage, Any]]:
     """Makes names unique: keys with dots in them can give one name to two places."""
     taken: set[str] = set()
     named = []
@@ -400,7 +400,6 @@ def _named(
 def _sorted_into(
     found: Walk,
     storage: Storage,
-    array: Callable[[], Any],
     filters: tuple[Any, ...],
     conflict: str,
 ) -> int:

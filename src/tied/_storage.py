@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -257,33 +257,30 @@ def _meet(a: Geometry | None, b: Geometry | None, both_dense: bool) -> bool:
     return both_dense or (a is not None and b is not None and overlap(a, b))
 
 
-def storages(walk: Walk) -> list[tuple[Storage, Callable[[], Any]]]:
-    """Returns each storage of a walk, and a function that gives its array (shared, not copied)."""
-    found: list[tuple[Storage, Callable[[], Any]]] = []
-    for one in clusters(walk):
-        if isinstance(one, int):
-            found.append(_single(walk, one))
-        else:
-            found.append(_shared(walk, one, True))
-    return found
+def storages(walk: Walk) -> list[tuple[Storage, Any]]:
+    """Returns each storage of a walk and its array (shared, not copied)."""
+    return [
+        single(walk, one) if isinstance(one, int) else shared(walk, one) for one in clusters(walk)
+    ]
 
 
-def _single(walk: Walk, position: int) -> tuple[Storage, Callable[[], Any]]:
+def single(walk: Walk, position: int) -> tuple[Storage, Any]:
+    """Returns the storage of a leaf that stands alone, and its array."""
     item, library = walk.leaves[position], walk.libraries[position]
     array = walk.objects[item]
     name = walk.name(item)
     reader = Reader(item, name, None, library.name, library.meta(array))
     shape, dtype = library.shape(array), library.dtype(array)
-    storage = Storage(name, library.name, shape, dtype, (), 0, (reader,))
-    return storage, lambda: array
+    return Storage(name, library.name, shape, dtype, (), 0, (reader,)), array
 
 
 def shared_storage(walk: Walk, cluster: Cluster) -> Storage:
     """Returns what a cluster reads, without what its leaves have besides elements."""
-    return _shared(walk, cluster, False)[0]
+    return shared(walk, cluster, metas=False)[0]
 
 
-def _shared(walk: Walk, cluster: Cluster, metas: bool) -> tuple[Storage, Callable[[], Any]]:
+def shared(walk: Walk, cluster: Cluster, *, metas: bool = True) -> tuple[Storage, Any]:
+    """Returns the storage of a cluster, and its array."""
     whole = _representative(walk, cluster)
     members, geometries = cluster
     low = min(g.extent()[0] for g in geometries)
@@ -306,7 +303,7 @@ def _shared(walk: Walk, cluster: Cluster, metas: bool) -> tuple[Storage, Callabl
     name = readers[max(whole, 0)].path
     shape = library.shape(base)
     storage = Storage(name, library.name, shape, dtype, order, whole, tuple(readers))
-    return storage, lambda: base
+    return storage, base
 
 
 def _window(walk: Walk, members: list[int], low: int, high: int) -> tuple[Any, Library]:

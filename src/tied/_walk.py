@@ -136,6 +136,10 @@ class Walk:
         above = self._names.get(node)
         if above is None:
             above = self._names[node] = str(self.path(node))
+        record = self.records[node]
+        key = record.keys[self.positions[item]] if record is not None else ""
+        if type(key) is str and key:
+            return f"{above}.{key}" if above else key
         step = self.step(node, self.positions[item])
         name = step.name()
         if not name and step.key != "":

@@ -68,6 +68,9 @@ class Geometry:
         return low, self.address + sum(step for step in reach if step > 0) + self.itemsize
 
 
+_dtype_names: dict[Any, str] = {}  # str(dtype) is slow
+
+
 Place = tuple[Hashable, int, int, bool]
 """Space, first unit, one past the last, and whether the range is filled, in C order."""
 
@@ -104,7 +107,11 @@ class Library:
 
     def dtype(self, x: Any) -> str:
         """Returns the dtype's name in NumPy's spelling ("float32", "bfloat16")."""
-        return str(x.dtype)
+        dtype = x.dtype
+        name = _dtype_names.get(dtype)
+        if name is None:
+            name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
+        return name
 
     def nbytes(self, x: Any) -> int:
         """Returns the bytes that the elements take."""
@@ -185,6 +192,10 @@ class Library:
     ) -> Any:
         """Returns the leaf that reads `flat` through `layout`; `tracked` is as `tracked` says."""
         raise NotImplementedError
+
+    def settled(self, before: Any, after: Any, kind: Any) -> Any:
+        """Returns what stands in the place of a leaf that shares nothing, once `after` is made."""
+        return self.dress(after, self.meta(before)) if kind is self else after
 
     def dress(self, x: Any, meta: Any) -> Any:
         """Returns `x` with what `meta` says: class, flags, attributes."""

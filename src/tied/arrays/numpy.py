@@ -191,6 +191,11 @@ class NumPy(Library):
         wanted = parse_dtype(dtype)
         return x if x.dtype == wanted else x.astype(wanted)
 
+    def settled(self, before: Any, after: Any, kind: Any) -> Any:
+        if kind is None and isinstance(after, np.generic) and not before.shape:
+            return np.asarray(after)  # NumPy's functions make scalars of 0-d arrays
+        return super().settled(before, after, kind)
+
     def copy(self, x: Any) -> Any:
         return np.array(x, order="K")
 

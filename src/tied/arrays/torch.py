@@ -44,6 +44,8 @@ def is_wrapped(x: torch.Tensor) -> bool:
 
 def is_tracked(x: torch.Tensor) -> bool:
     """Returns whether gradients flow through `x` to something before it."""
+    if type(x) is torch.nn.Parameter:  # always a leaf
+        return False
     return is_wrapped(x) or (
         x.requires_grad and not (x.is_leaf and isinstance(x, torch.nn.Parameter))
     )
@@ -109,9 +111,6 @@ class Torch(Library):
         allocation = "memory" if _address(x) else x.untyped_storage()._cdata
         return Span(device, allocation, start, stop if x.numel() else start)
 
-    def dtype(self, x: torch.Tensor) -> str:
-        return str(x.dtype).removeprefix("torch.")
-
     def nbytes(self, x: torch.Tensor) -> int:
         if x.layout is torch.strided:
             return int(x.numel() * x.element_size())
@@ -155,16 +154,18 @@ class Torch(Library):
         return cls, x.requires_grad, not x.is_leaf
 
     def extras(self, x: torch.Tensor, *, grads: bool) -> dict[str, Any] | None:
-        found: dict[str, Any] = {}
-        if grads and x.is_leaf and x.grad is not None:
-            found["grad"] = x.grad
-        if x.__dict__:
-            found.update(x.__dict__)
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            hooks = getattr(x, name, None)
-            if hooks:
-                found[name] = hooks.copy()
-        return found or None
+        hooks, after = x._backward_hooks, x._post_accumulate_grad_hooks
+        own = x.__dict__
+        has_grad = grads and x.is_leaf and x.grad is not None
+        if not (has_grad or own or hooks or after):
+            return None
+        found: dict[str, Any] = {"grad": x.grad} if has_grad else {}
+        found.update(own)
+        if hooks:
+            found["_backward_hooks"] = hooks.copy()
+        if after:
+            found["_post_accumulate_grad_hooks"] = after.copy()
+        return found
 
     def compact(self, x: torch.Tensor) -> torch.Tensor:
         if x.layout is not torch.strided or x.is_meta or type(x) not in _plain_types:
@@ -241,11 +242,16 @@ class Torch(Library):
         if meta is None:
             return x
         cls, requires_grad, _ = meta
+        if cls is torch.nn.Parameter and not x.requires_grad and not is_wrapped(x):
+            grows = requires_grad and (x.is_floating_point() or x.is_complex())
+            if type(x) is torch.Tensor:
+                made: torch.Tensor = torch.Tensor._make_subclass(cls, x, grows)
+                return made
         if is_tracked(x) or (type(x) is cls and x.requires_grad == requires_grad):
             return x
         requires_grad = requires_grad and (x.is_floating_point() or x.is_complex())
         if not _local(cls) and cls is not torch.Tensor:
-            made: torch.Tensor = torch.Tensor._make_subclass(cls, x.detach(), requires_grad)
+            made = torch.Tensor._make_subclass(cls, x.detach(), requires_grad)
             return made
         return x.detach().requires_grad_(requires_grad)
 
@@ -256,7 +262,7 @@ class Torch(Library):
 
     def call(self, function: Any, x: torch.Tensor) -> Any:
         """Calls `function` on a storage; an autograd leaf is given to it outside of autograd."""
-        if is_tracked(x):
+        if not x.requires_grad or is_tracked(x):
             return function(x)
         with torch.no_grad():
             return function(x)
@@ -272,16 +278,18 @@ class Torch(Library):
         return x.is_floating_point() or x.is_complex()
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
-        if not self.is_floating(x):
-            return x
         if x.is_complex():
             if dtype not in _COMPLEX:
                 raise DtypeError(f"PyTorch has no complex dtype of {dtype} parts")
             dtype = _COMPLEX[dtype]
+        elif not x.is_floating_point():
+            return x
         wanted = getattr(torch, dtype, None)
         if not isinstance(wanted, torch.dtype):
             raise DtypeError(f"PyTorch has no dtype {dtype!r}")
-        return x.to(wanted)
+        if x.dtype == wanted:
+            return x
+        return (x if is_tracked(x) else x.detach()).to(wanted)
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach().clone()
@@ -333,7 +341,9 @@ class Torch(Library):
                 "a meta tensor has no elements to move",
                 hint=f'Type: tied.empty(model, "{target}"), then fill or load it',
             )
-        return x.to(target)
+        source = x if is_tracked(x) else x.detach()
+        moved = source.to(target)
+        return x if moved is source else moved
 
     def accelerator(self) -> torch.device | None:
         return torch.accelerator.current_accelerator(check_available=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +14,15 @@ from tied._node import Closed, Kind, Node, Opened, declare
 from tied._path import Step
 from tied.nodes.whole import WHOLE, WholeNode
 
-_SIMPLE = frozenset({bool, int, float, str, type(None)})
-_DICTS = frozenset({dict, OrderedDict})
 _TABLES = ("_parameters", "_buffers", "_modules")
+_BARE = torch.nn.Module().__dict__
+_STANDARD = frozenset(_BARE)
+_FRESH = {
+    name: type(value)
+    for name, value in _BARE.items()
+    if isinstance(value, (dict, set)) and name not in _TABLES
+}
+"""The tables of hooks that every module has, and their types."""
 
 
 class ModuleNode(Node):
@@ -27,43 +33,42 @@ class ModuleNode(Node):
     """
 
     early = True
+    lazy = True
 
     def open(self, x: Any) -> Opened:
-        state, keys, values, fresh = {}, [], [], []
         own = x.__dict__
-        for table in _TABLES:
-            keys += own[table]
-            values += own[table].values()
-        tables = tuple((table, type(own[table]), tuple(own[table])) for table in _TABLES)
-        for name, value in own.items():
-            kind = type(value)
-            if kind in _SIMPLE:
-                state[name] = value
-                continue
-            state[name] = None
-            if name in _TABLES:
-                continue
-            if (kind in _DICTS or kind is set) and not value:
-                fresh.append((name, kind))
-            else:
+        parameters, buffers, modules = own["_parameters"], own["_buffers"], own["_modules"]
+        keys = [*parameters, *buffers, *modules]
+        values = [*parameters.values(), *buffers.values(), *modules.values()]
+        for name in own:
+            if name not in _STANDARD or (name in _FRESH and own[name]):
                 keys.append(name)
-                values.append(value)
-        return keys, values, (tables, state, tuple(fresh))
+                values.append(own[name])
+        return keys, values, x
+
+    def settle(self, static: Any) -> Any:
+        own = static.__dict__
+        tables = tuple((table, type(own[table]), tuple(own[table])) for table in _TABLES)
+        state = own.copy()
+        for name in own:
+            if name not in _STANDARD or (name in _FRESH and own[name]) or name in _TABLES:
+                state[name] = None
+        return tables, state
 
     def shell(self, cls: type, static: Any) -> Any:
         return object.__new__(cls)
 
     def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
-        tables, state, fresh = static
+        tables, state = static
         own = x.__dict__
         own.update(state)
+        own.update({name: kind() for name, kind in _FRESH.items() if not state.get(name, True)})
         at = 0
         for table, kind, names in tables:
             own[table] = kind(zip(names, values[at : at + len(names)], strict=True))
             at += len(names)
-        for name, kind in fresh:
-            own[name] = kind()
-        own.update(zip(keys[at:], values[at:], strict=True))
+        if at < len(keys):
+            own.update(zip(keys[at:], values[at:], strict=True))
 
 
 class ScriptNode(Node):
@@ -84,6 +89,8 @@ class Fixed:
 
 class FixedNode(Node):
     """See `Fixed`."""
+
+    is_counter = True
 
     def open(self, x: Fixed) -> Opened:
         return (Step("inside", "value"),), [x.value], None
