@@ -129,13 +129,13 @@ def _changes(
     """Returns the ties of `old` (each leaf with its storage's first one) that `new` has not."""
     heads: dict[int, str] = {}
     for path, (number, name, _) in old.items():
-        if path == name or number not in heads:
+        if path in new and (path == name or number not in heads):
             heads[number] = path
     changes = []
     for path, (number, name, how) in old.items():
-        head = heads[number]
-        if path == head or path not in new or head not in new:
+        if path not in new or path == heads[number]:
             continue
+        head = heads[number]
         here, there = new[path], new[head]
         same_reading = here[1] != name or here[2] == how
         if here[0] != there[0] or not same_reading:

@@ -190,5 +190,6 @@ def _misshaped(storage: Storage, path: str, shape: str) -> MatchError:
     return MatchError(
         "a gradient fits neither its leaf nor its storage",
         facts=[("gradient", f"{path}   {shape}"), ("storage", f"{storage.name}   {storage.shape}")],
+        hint="Give the gradient the shape of either",
         paths=[path, storage.name],
     )

@@ -266,16 +266,32 @@ def to(model: Any, device: Any, *, hidden: str = "warn") -> Any:
         return _to_library(model, arrays.load(device), hidden)
     found = walk(model, extras=True, grads=True)
     _hidden.check(found, hidden)
-    used = _libraries(found)
-    targets = {library.name: library.target(device) for library in used}
-    if found.leaves and all(target is None for target in targets.values()):
+    return _moved(found, model, _targets(found, device))
+
+
+def _targets(found: Walk, device: Any) -> dict[str, Any]:
+    """Returns for each library of a model what a device is to it; None where it is nothing.
+
+    Raises:
+        DeviceError: No library knows the device, or it can't be used.
+    """
+    if not found.leaves:
+        return {}
+    libraries = _libraries(found)
+    first = found.name(found.leaves[0])
+    try:
+        targets = {library.name: library.target(device) for library in libraries}
+    except DeviceError as error:
+        facts = [*error.facts, ("first array", first or "the model")]
+        raise DeviceError(error.message, facts=facts, hint=error.hint, paths=[first]) from error
+    if all(target is None for target in targets.values()):
         raise DeviceError(
             f"unknown device {str(device)!r}",
-            facts=[("libraries", ", ".join(targets)), ("first array", found.name(found.leaves[0]))],
+            facts=[("libraries", ", ".join(targets)), ("first array", first or "the model")],
             hint='Type "cpu", "cuda", "meta", "cpu:1", a device object, or a library: "jax"',
-            paths=[found.name(found.leaves[0])],
+            paths=[first],
         )
-    return _moved(found, model, targets)
+    return targets
 
 
 def _libraries(found: Walk) -> list[Library]:
@@ -377,9 +393,7 @@ def empty(model: Any, device: Any = None, *, hidden: str = "warn") -> Any:
     """
     found = walk(model, extras=True, grads=True)
     _hidden.check(found, hidden)
-    targets = {library.name: library.target(device) for library in _libraries(found)}
-    if device is not None and targets and all(target is None for target in targets.values()):
-        raise DeviceError(f"unknown device {str(device)!r}", paths=[found.name(found.leaves[0])])
+    targets = {} if device is None else _targets(found, device)
 
     def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
         return library.empty(array, targets.get(library.name))

@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from tied import _hidden
 from tied._errors import MergeError, TiedError, TieError
 from tied._node import Node, kinds
 from tied._path import Path
 from tied._storage import Storage, located, spread, storages
-from tied._walk import EXTRAS, STATIC, Record, Walk, walk
+from tied._walk import EXTRAS, STATIC, Record, Walk, steady, walk
 from tied.arrays import Library
 from tied.nodes.containers import OBJECT_ARRAY
 
@@ -146,52 +148,69 @@ class Skeleton:
         """
         given = self._gathered(parts)
         items: list[Any] = [None] * self._plan.count
-        for storage in self._storages:
-            array = given[storage.name]
-            self._check_shape(storage, array)
-            try:
-                leaves = spread(storage, array)
-            except TiedError as error:
-                raise located(error, storage) from error
-            for item, leaf in leaves:
-                items[item] = leaf
-        if plain:
-            items = [_unlazy(x) for x in items]
-        return self._plan.build(items, lambda leaf, extras: attach_to(items, leaf, extras))
+        with steady():
+            for storage in self._storages:
+                array = given[storage.name]
+                kind = kinds[type(array)]
+                if not isinstance(kind, Library):
+                    self._refuse(storage, array)
+                elif kind.name != "opaque" and kind.shape(array) != storage.shape:
+                    raise _misshaped(storage, kind.shape(array))
+                elif len(storage.readers) == 1 and storage.plain and kind.name == storage.library:
+                    reader = storage.readers[0]
+                    items[reader.item] = kind.dress(array, reader.meta)
+                    continue
+                for item, leaf in _spread(storage, array):
+                    items[item] = leaf
+            if plain:
+                items = [_unlazy(x) for x in items]
+            return self._plan.build(items, lambda leaf, extras: attach_to(items, leaf, extras))
 
-    def _gathered(self, parts: tuple[Mapping[str, Any], ...]) -> dict[str, Any]:
+    def _gathered(self, parts: tuple[Mapping[str, Any], ...]) -> Mapping[str, Any]:
         given: dict[str, Any] = {}
         for part in parts:
+            if not isinstance(part, Mapping):
+                raise MergeError(
+                    f"merge takes dicts from name to array, not {type(part).__name__}",
+                    hint="Give merge every dict that split returned",
+                )
             twice = given.keys() & part.keys()
             if twice:
-                raise MergeError(f"a storage is given twice: {min(twice)}", paths=sorted(twice))
+                raise MergeError(
+                    f"a storage is given twice: {min(twice) or 'the model'}",
+                    hint="Give each dict that split returned once",
+                    paths=sorted(twice),
+                )
             given.update(part)
-        missing = [name for name in self.names if name not in given]
-        known = set(self.names)
-        unknown = [str(name) for name in given if name not in known]
-        if missing or unknown:
-            facts = [("missing", name or "the model") for name in missing[:8]]
-            facts += [("unknown", name) for name in unknown[:8]]
-            raise MergeError(
-                "these storages are not those of the skeleton",
-                facts=facts,
-                hint="Give merge every dict that split returned, with the same names",
-                paths=[*missing, *unknown],
-            )
+        known = dict.fromkeys(self.names)
+        if given.keys() != known.keys():
+            self._refuse_names(given, known)
         return given
 
-    def _check_shape(self, storage: Storage, array: Any) -> None:
-        kind = kinds[type(array)]
-        if not isinstance(kind, Library) or kind.name == "opaque":
+    def _refuse_names(self, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+        missing = [name for name in self.names if name not in given]
+        unknown = [str(name) for name in given if name not in known]
+        facts = [("missing", name or "the model") for name in missing[:8]]
+        facts += [("unknown", name) for name in unknown[:8]]
+        raise MergeError(
+            "these storages are not those of the skeleton",
+            facts=facts,
+            hint="Give merge every dict that split returned, with the same names",
+            paths=[*missing, *unknown],
+        )
+
+    def _refuse(self, storage: Storage, array: Any) -> None:
+        """Raises for what is no array; JAX and others put placeholders there, which pass."""
+        if storage.plain and not isinstance(array, _NEVER):
             return
-        shape = kind.shape(array)
-        if shape != storage.shape:
-            raise MergeError(
-                f"a storage has another shape than the skeleton's: {storage.name or 'the model'}",
-                facts=[("skeleton", str(storage.shape)), ("given", str(shape))],
-                hint="merge needs the shapes that split gave; to change shapes, use tied.map",
-                paths=[storage.name],
-            )
+        if isinstance(array, np.generic):
+            return
+        raise MergeError(
+            f"a storage must be an array: {storage.name or 'the model'}",
+            facts=[("given", "None" if array is None else type(array).__name__)],
+            hint="Give the array that split gave, or one of the same shape",
+            paths=[storage.name],
+        )
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -221,6 +240,25 @@ class Skeleton:
     def __repr__(self) -> str:
         kind = "model" if self._plan.root == STATIC else _root_name(self._plan)
         return f"<Skeleton of a {kind}: {len(self.names)} storages>"
+
+
+_NEVER = (int, float, complex, str, bytes, list, tuple, dict, set)
+
+
+def _misshaped(storage: Storage, shape: tuple[int, ...]) -> MergeError:
+    return MergeError(
+        f"a storage has another shape than the skeleton's: {storage.name or 'the model'}",
+        facts=[("skeleton", str(storage.shape)), ("given", str(shape))],
+        hint="merge needs the shapes that split gave; to change shapes, use tied.map",
+        paths=[storage.name],
+    )
+
+
+def _spread(storage: Storage, array: Any) -> list[tuple[int, Any]]:
+    try:
+        return spread(storage, array)
+    except TiedError as error:
+        raise located(error, storage) from error
 
 
 def _root_name(plan: Plan) -> str:
@@ -353,10 +391,17 @@ def split(
     >>> list(storages), skeleton.merge(storages)["dec"].shape
     (['enc'], (3, 2))
     """
-    found = walk(model, extras=True)
-    _hidden.check(found, hidden)
+    if conflict not in ("raise", "first"):
+        raise TiedError(f"conflict={conflict!r} is unknown", hint='Type "raise" or "first"')
+    with steady():
+        found = walk(model, extras=True)
+        _hidden.check(found, hidden)
+        return _split(found, model, filters, conflict)
+
+
+def _split(found: Walk, model: Any, filters: tuple[Any, ...], conflict: str) -> Parts:
     pairs = _named(storages(found))
-    skeleton_storages = tuple(storage for storage, _ in pairs)
+    skeleton_storages = tuple([storage for storage, _ in pairs])
     parts: list[dict[str, Any]] = [{} for _ in range(len(filters) + 1)]
     for storage, array in pairs:
         place = _sorted_into(found, storage, filters, conflict) if filters else 0

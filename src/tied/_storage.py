@@ -396,7 +396,8 @@ def spread(storage: Storage, result: Any) -> list[tuple[int, Any]]:
 def _fits(storage: Storage, result: Any, library: Any) -> None:
     """Raises unless a result can be read as its storage was."""
     if not isinstance(library, Library) or library.name in ("opaque", "lazy"):
-        what = f"a {type(result).__name__}, not an array"
+        kind = "None" if result is None else type(result).__name__
+        what = f"{kind}, not an array"
         raise _unfit(storage, "replace a storage that is read as a view", what, "an array")
     shape = library.shape(result)
     if shape != storage.shape:

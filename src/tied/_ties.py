@@ -89,8 +89,7 @@ class Ties:
             for path, x, array in _hidden.arrays(found)
         )
         self.near = tuple(_near_misses(found, self._groups))
-        found.objects = []
-        found.closed = []
+        found.forget()
         self._walk = found
 
     @cached_property
@@ -104,12 +103,14 @@ class Ties:
         found = self._walk
         if not found.repeats:
             return {item: [found.name(item)] for item in found.leaves}
-        paths: dict[int, list[str]] = {item: [found.name(item)] for item in found.leaves}
-        for steps, item in places(found, len(found.leaves) + _EXTRA_PLACES):
-            path = str(Path(steps))
-            if path != paths[item][0]:
-                paths[item].append(path)
-        return paths
+        paths: dict[int, dict[str, None]] = {i: {found.name(i): None} for i in found.leaves}
+        for item, node, position in found.repeats:
+            if item in paths:
+                paths[item][str(found.place(node, position))] = None
+        if any(item not in paths for item, _, _ in found.repeats):  # a part with leaves of its own
+            for steps, item in places(found, len(found.leaves) + _EXTRA_PLACES):
+                paths[item][str(Path(steps))] = None
+        return {item: list(known) for item, known in paths.items()}
 
     def _told(self, position: int) -> tuple[tuple[int, ...], str, int, str]:
         """Returns shape, dtype, bytes and device of a leaf."""

@@ -57,7 +57,8 @@ def ravel(model: Any, *, hidden: str = "warn") -> tuple[Any, Callable[[Any], Any
         if kind.shape(vector) != (ends[-1],):
             raise MergeError(
                 "the vector has another length than the model",
-                facts=[("model", str(ends[-1])), ("vector", str(kind.shape(vector)))],
+                facts=[("model", str((ends[-1],))), ("vector", str(kind.shape(vector)))],
+                hint=f"Give a vector of shape {(ends[-1],)}",
                 paths=list(floating),
             )
         parts = {

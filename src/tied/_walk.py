@@ -20,6 +20,7 @@ from tied.nodes.containers import OBJECT_ARRAY
 from tied.nodes.objects import WEAK
 
 STATIC = -1
+_SHORT = 200  # the names of a chain 100,000 deep would take gigabytes
 
 
 class Extras:
@@ -105,6 +106,13 @@ class Walk:
         self.root = STATIC
         self._names: dict[int, str] = {-1: ""}
 
+    def forget(self) -> None:
+        """Lets go of the model; names and places can still be told."""
+        self.objects, self.closed = [], []
+        for record in self.records:
+            if record is not None:
+                record.values, record.static = [], None
+
     def step(self, node: int, position: int) -> Step:
         """Returns the step from a node to the child at `position`."""
         record = self.records[node]
@@ -129,22 +137,26 @@ class Walk:
         return Path((*self.path(node).steps, self.step(node, position)))
 
     def name(self, item: int) -> str:
-        """Returns `str(path(item))`; the name of its node is remembered."""
-        if item == self.root:
-            return ""
-        node = self.parents[item]
-        above = self._names.get(node)
-        if above is None:
-            above = self._names[node] = str(self.path(node))
-        record = self.records[node]
-        key = record.keys[self.positions[item]] if record is not None else ""
-        if type(key) is str and key:
-            return f"{above}.{key}" if above else key
-        step = self.step(node, self.positions[item])
-        name = step.name()
-        if not name and step.key != "":
-            return above
-        return f"{above}.{name}" if node != self.root else name
+        """Returns `str(path(item))`; short names of nodes are remembered."""
+        names, parents = self._names, self.parents
+        below: list[int] = []
+        while item not in names:
+            below.append(item)
+            item = parents[item]
+        found = names[item]
+        while below:
+            item = below.pop()
+            if item == self.root:
+                found = ""
+            else:
+                step = self.step(parents[item], self.positions[item])
+                name = step.name()
+                inside = not name and step.key != ""
+                above = parents[item] != self.root and parents[item] != -1
+                found = found if inside else f"{found}.{name}" if above else name
+            if len(found) < _SHORT and self.records[item] is not None:
+                names[item] = found
+        return found
 
     def holders(self) -> bytearray:
         """Returns for each item whether it is a leaf or holds one."""

@@ -71,5 +71,16 @@ def _counts(array: Any) -> bool:
 def _library(array: Any) -> Library:
     library = arrays.library_for(type(array))
     if library is None:
-        raise TiedError(f"a {type(array).__name__} is no array that tied knows")
+        found = walk(array)
+        if found.leaves:
+            raise TiedError(
+                f"a {type(array).__name__} is made of several arrays",
+                facts=[("parts", ", ".join(found.name(item) for item in found.leaves[:8]))],
+                hint="Ask for the place of one of them",
+                paths=[found.name(item) for item in found.leaves],
+            )
+        raise TiedError(
+            f"{type(array).__name__} is no array that tied knows",
+            hint="Give an array of NumPy, PyTorch or JAX, or a tied.View",
+        )
     return library

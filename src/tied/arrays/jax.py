@@ -13,7 +13,7 @@ import numpy as np
 from tied._errors import DeviceError, DtypeError, TieError
 from tied._layout import Layout
 from tied._steps import Step, apply_steps
-from tied.arrays.library import Geometry, Library, Place, Span
+from tied.arrays.library import KEEP_OUT, NO_HALVES, Geometry, Library, Place, Span
 from tied.arrays.view import View
 
 _config: Any = jax.config
@@ -123,7 +123,7 @@ class Jax(Library):
             return x
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             if dtype not in _COMPLEX:
-                raise DtypeError(f"JAX has no complex dtype of {dtype} parts")
+                raise DtypeError(f"JAX has no complex dtype of {dtype} parts", hint=NO_HALVES)
             dtype = _COMPLEX[dtype]
         if str(x.dtype) == dtype:
             return x
@@ -168,7 +168,7 @@ class Jax(Library):
         if not isinstance(device, str):
             return None
         platform, _, index = device.partition(":")
-        if index and not index.isdigit():
+        if not platform or (index and not index.isdigit()):
             return None
         try:
             return jax.devices(platform)[int(index or 0)]
@@ -205,9 +205,9 @@ class Jax(Library):
     def from_numpy(self, x: Any) -> Any:
         _needs_x64(x.dtype.name)
         try:
-            return jnp.array(x, copy=True)
+            return jnp.asarray(np.array(x))  # JAX copies later than it returns (jax#37830)
         except TypeError as error:
-            raise DtypeError(f"JAX has no dtype {x.dtype}") from error
+            raise DtypeError(f"JAX has no dtype {x.dtype}", hint=KEEP_OUT) from error
 
 
 def _updated(x: Any, **changes: Any) -> Any:

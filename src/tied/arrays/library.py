@@ -68,6 +68,9 @@ class Geometry:
         return low, self.address + sum(step for step in reach if step > 0) + self.itemsize
 
 
+NO_HALVES = "Complex arrays can be float32 or float64 throughout: tied.f32, tied.f64"
+KEEP_OUT = "Take it out of the model before the move, and give it to the model afterwards"
+
 _dtype_names: dict[Any, str] = {}  # str(dtype) is slow
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from tied._errors import DtypeError
 from tied._layout import Layout
 from tied._steps import Step, apply_steps
-from tied.arrays.library import Geometry, Library, Place, Span
+from tied.arrays.library import NO_HALVES, Geometry, Library, Place, Span
 from tied.arrays.view import View
 
 COMPLEX = {"float32": "complex64", "float64": "complex128", "longdouble": "clongdouble"}
@@ -186,7 +186,7 @@ class NumPy(Library):
             return x
         if x.dtype.kind == "c":
             if dtype not in COMPLEX:
-                raise DtypeError(f"NumPy has no complex dtype of {dtype} parts")
+                raise DtypeError(f"NumPy has no complex dtype of {dtype} parts", hint=NO_HALVES)
             dtype = COMPLEX[dtype]
         wanted = parse_dtype(dtype)
         return x if x.dtype == wanted else x.astype(wanted)

@@ -11,7 +11,7 @@ import torch
 from tied._errors import DeviceError, DtypeError, TieError
 from tied._layout import Layout
 from tied._steps import Step
-from tied.arrays.library import Geometry, Library, Place, Span
+from tied.arrays.library import KEEP_OUT, NO_HALVES, Geometry, Library, Place, Span
 from tied.arrays.numpy import Window
 from tied.arrays.view import View
 
@@ -58,10 +58,9 @@ class Torch(Library):
 
     def place(self, x: torch.Tensor) -> Place:
         try:
-            start = x.data_ptr()
-            if start and x.is_contiguous():
-                space = _spaces.get(x.device)
-                if space is not None:
+            if type(x) in _plain_types and x.is_contiguous():
+                start, space = x.data_ptr(), _spaces.get(x.device)
+                if start and space is not None:
                     return space, start, start + x.nbytes, True
         except RuntimeError:
             pass
@@ -280,7 +279,7 @@ class Torch(Library):
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
         if x.is_complex():
             if dtype not in _COMPLEX:
-                raise DtypeError(f"PyTorch has no complex dtype of {dtype} parts")
+                raise DtypeError(f"PyTorch has no complex dtype of {dtype} parts", hint=NO_HALVES)
             dtype = _COMPLEX[dtype]
         elif not x.is_floating_point():
             return x
@@ -332,15 +331,13 @@ class Torch(Library):
                 raise DeviceError(
                     f"PyTorch can't use the device {str(device)!r}",
                     facts=[("PyTorch says", str(error).splitlines()[0])],
+                    hint='Type "cpu" or "meta", or install a PyTorch with that device',
                 ) from error
         return target
 
     def move(self, x: torch.Tensor, target: torch.device) -> torch.Tensor:
         if x.is_meta and target.type != "meta":
-            raise DeviceError(
-                "a meta tensor has no elements to move",
-                hint=f'Type: tied.empty(model, "{target}"), then fill or load it',
-            )
+            raise _no_elements(str(target))
         source = x if is_tracked(x) else x.detach()
         moved = source.to(target)
         return x if moved is source else moved
@@ -354,9 +351,9 @@ class Torch(Library):
     def to_numpy(self, x: torch.Tensor) -> Any:
         x = x.detach().resolve_conj().resolve_neg()
         if x.is_meta:
-            raise DeviceError("a meta tensor has no elements to move")
+            raise _no_elements("cpu")
         if x.layout is not torch.strided or x.is_quantized:
-            raise DtypeError("a sparse or quantised tensor is no NumPy array")
+            raise DtypeError("a sparse or quantised tensor is no NumPy array", hint=KEEP_OUT)
         x = x.cpu()
         name = self.dtype(x)
         if name.startswith(("bfloat", "float8")):
@@ -374,19 +371,26 @@ class Torch(Library):
         try:
             return torch.from_numpy(x)
         except TypeError as error:
-            raise DtypeError(f"PyTorch has no dtype {x.dtype}") from error
+            raise DtypeError(f"PyTorch has no dtype {x.dtype}", hint=KEEP_OUT) from error
 
     def alias(self, x: Any) -> torch.Tensor | None:
         return torch.from_numpy(x) if x.flags.writeable else None
 
 
 def _address(x: torch.Tensor) -> int:
-    if x.is_meta:  # there a pointer is the offset, if it is anything (unsloth#7215)
-        return 0
     try:
+        if x.untyped_storage().device.type == "meta":  # of fake tensors too
+            return 0  # there a pointer is the offset, if it is anything (unsloth#7215)
         return x.data_ptr()
-    except RuntimeError:
+    except (RuntimeError, NotImplementedError):
         return 0
+
+
+def _no_elements(target: str) -> DeviceError:
+    return DeviceError(
+        "a meta tensor has no elements to move",
+        hint=f'Type: tied.empty(model, "{target}"), then fill or load it',
+    )
 
 
 def _is_leaf(meta: Any) -> bool:

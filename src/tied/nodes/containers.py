@@ -161,7 +161,8 @@ class ObjectArrayNode(Node):
     def open(self, x: Any) -> Opened | None:
         if x.dtype != object:
             return None
-        return list(np.ndindex(x.shape)), x.ravel().tolist(), x.shape
+        keys = range(len(x)) if x.ndim == 1 else list(np.ndindex(x.shape))
+        return keys, x.ravel().tolist(), x.shape
 
     def shell(self, cls: type, static: Any) -> Any:
         return np.empty(static, dtype=object)
