@@ -1,11 +1,14 @@
 """Models of many small layers: what is timed is the bookkeeping, not the arithmetic."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+Pairs = Iterable[tuple[jax.Array, jax.Array]]
 
 LAYERS = 500
 WIDTH = 8
@@ -50,3 +53,19 @@ def apply(model: dict[str, Any], x: jax.Array) -> jax.Array:
     for layer in model["layers"]:
         x = jnp.tanh(x @ layer["kernel"] + layer["bias"])
     return x
+
+
+def call(model: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    return model(x)
+
+
+def nested_pairs(model: dict[str, Any]) -> Pairs:
+    return [(layer["kernel"], layer["bias"]) for layer in model["layers"]]
+
+
+def equinox_pairs(model: EquinoxStack) -> Pairs:
+    return [(layer.weight, layer.bias) for layer in model.layers]
+
+
+def nnx_pairs(model: NNXStack) -> Pairs:
+    return [(layer.kernel, layer.bias) for layer in model.layers]

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib as mpl
+import matplotlib.image as mpl_image
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +76,7 @@ def test_digits(tmp_path):
     ]
     assert rows["interrupted"][2:] == rows["uninterrupted"][2:]
     assert rows["tie lost"][2:] != rows["uninterrupted"][2:]
-    height, width, _ = mpl.image.imread(picture).shape
+    height, width, _ = mpl_image.imread(picture).shape
     assert width > height > 500
 
 

@@ -34,7 +34,6 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 UNPICKLABLE = {
     "closure",
     "function_with_array_defaults",
-    "weak_reference",
     "object_with_a_lock",
     "torch_parametrized",
 }

@@ -82,7 +82,7 @@ class Cluster(NamedTuple):
 
 def overlap(a: Geometry, b: Geometry) -> bool:
     """Returns whether two arrays of one space share an element."""
-    low, high = max(a.extent()[0], b.extent()[0]), min(a.extent()[1], b.extent()[1])
+    low, high = max(a.extent[0], b.extent[0]), min(a.extent[1], b.extent[1])
     if low >= high or 0 in a.shape or 0 in b.shape:
         return False
     step = math.gcd(*a.strides, *b.strides)
@@ -283,8 +283,8 @@ def shared(walk: Walk, cluster: Cluster, *, metas: bool = True) -> tuple[Storage
     """Returns the storage of a cluster, and its array."""
     whole = _representative(walk, cluster)
     members, geometries = cluster
-    low = min(g.extent()[0] for g in geometries)
-    high = max(g.extent()[1] for g in geometries)
+    low = min(g.extent[0] for g in geometries)
+    high = max(g.extent[1] for g in geometries)
     if whole >= 0:
         base, library = walk.objects[walk.leaves[members[whole]]], walk.libraries[members[whole]]
         order = _order(geometries[whole])
@@ -319,8 +319,8 @@ def _window(walk: Walk, members: list[int], low: int, high: int) -> tuple[Any, L
 
 def _representative(walk: Walk, cluster: Cluster) -> int:
     """Returns which member covers the span densely; C-ordered first, then in walk order."""
-    low = min(g.extent()[0] for g in cluster.geometries)
-    high = max(g.extent()[1] for g in cluster.geometries)
+    low = min(g.extent[0] for g in cluster.geometries)
+    high = max(g.extent[1] for g in cluster.geometries)
     best, chosen = None, -1
     for i, (position, g) in enumerate(zip(cluster.members, cluster.geometries, strict=True)):
         covers = math.prod(g.shape) * g.itemsize == high - low and not repeats_elements(g)
@@ -459,7 +459,10 @@ def how(storage: Storage, reader: Reader) -> str:
         return storage.name
     name, shape = storage.name, storage.base_shape
     if storage.whole < 0:
-        name = f"<span of {storage.name}>"
+        if len(shape) == 1 and _is_run(reader.layout):
+            low, high = reader.layout.extent
+            return f"elements {low} to {high - 1}"
+        name = "span" if len(shape) == 1 else "base"
     elif storage.order != tuple(range(len(storage.order))):
         own = storage.readers[storage.whole].layout
         if reader.layout == own:
@@ -474,6 +477,12 @@ def how(storage: Storage, reader: Reader) -> str:
     if layout.dtype is not None and storage.dtype[:1] in "[{":
         return _field(storage, layout, name)
     return layout.describe(shape, name, base_dtype=storage.dtype)
+
+
+def _is_run(layout: Layout) -> bool:
+    """Returns whether a leaf reads neighbouring elements in their order, as they are."""
+    plain = layout.dtype is None and not (layout.conj or layout.neg) and 0 not in layout.shape
+    return plain and layout.strides == Layout.whole(layout.shape).strides
 
 
 def _field(storage: Storage, layout: Layout, name: str) -> str:

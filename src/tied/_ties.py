@@ -256,7 +256,7 @@ def _overlap(storage: Storage, number: int) -> str:
         other = reader.layout.extent
         if max(low, other[0]) < min(high, other[1]):
             common += [max(low, other[0]), min(high, other[1]) - 1]
-    return f" overlaps elements {min(common)} to {max(common)}" if common else ""
+    return f", overlaps elements {min(common)} to {max(common)}" if common else ""
 
 
 def _elements(report: Ties, one: Any) -> int:
@@ -318,10 +318,16 @@ def _lines(report: Ties) -> Iterator[str]:
         cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=False)]
         device = f"  {storage.device}" if len(places) > 1 else ""
         yield f"{cells[0]}    {cells[1]}  {cells[2]}  {row[3]}{device}".rstrip()
-        yield from (f"  {leaf.path} = {leaf.how}" for leaf in storage.leaves if leaf.how)
+        yield from (f"  {_reading(leaf)}" for leaf in storage.leaves if leaf.how)
     yield _total(report)
     yield from (f"hidden: {text}" for text in report.hidden)
     yield from (f"not tied: {text}" for text in report.near)
+
+
+def _reading(leaf: LeafReport) -> str:
+    """Returns a leaf and how it reads: `dec = enc.T`, `a reads elements 0 to 59`."""
+    reads = leaf.how.startswith(("elements ", "span", "base"))
+    return f"{leaf.path} {'reads' if reads else '='} {leaf.how}"
 
 
 def _total(report: Ties) -> str:
@@ -341,7 +347,7 @@ def _html(report: Ties) -> str:
         body.append(f"<tr>{cells}</tr>")
         for leaf in storage.leaves:
             if leaf.how:
-                text = html.escape(f"{leaf.path} = {leaf.how}")
+                text = html.escape(_reading(leaf))
                 body.append(
                     f'<tr><td colspan="4" style="text-align:left;padding-left:2em">{text}</td></tr>'
                 )

@@ -60,8 +60,8 @@ class Lazy(Library):
         base = _library(x).geometry(x.base)
         if geometry is None or base is None or not x.size:
             return Span(outer.device, outer.allocation, outer.start, outer.start)
-        start, stop = geometry.extent()
-        shift = outer.start - base.extent()[0]
+        start, stop = geometry.extent
+        shift = outer.start - base.extent[0]
         return Span(outer.device, outer.allocation, start + shift, stop + shift)
 
     def dtype(self, x: View) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from tied._layout import Layout
@@ -37,7 +38,7 @@ class Span:
         return here and self.start < other.stop and other.start < self.stop
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Geometry:
     """Which elements of memory an array reads.
 
@@ -59,8 +60,9 @@ class Geometry:
     conj: bool = False
     neg: bool = False
 
+    @cached_property
     def extent(self) -> tuple[int, int]:
-        """Returns the first unit that is read and one past the last (equal for an empty array)."""
+        """The first unit that is read and one past the last (equal for an empty array)."""
         reach = [stride * (n - 1) for n, stride in zip(self.shape, self.strides, strict=True)]
         if 0 in self.shape:
             return self.address, self.address

@@ -69,7 +69,7 @@ class Torch(Library):
             return ("object", id(x)), 0, 1, True
         if x.numel() == 0:
             return ("empty", id(x)), 0, 0, True
-        return self._space_of(x), *geometry.extent(), False
+        return self._space_of(x), *geometry.extent, False
 
     def _space_of(self, x: torch.Tensor) -> Any:
         if _local(type(x)):
@@ -106,7 +106,7 @@ class Torch(Library):
         device = self.device(x)
         if geometry is None:
             return Span(device, id(x), 0, self.nbytes(x))
-        start, stop = geometry.extent()
+        start, stop = geometry.extent
         allocation = "memory" if _address(x) else x.untyped_storage()._cdata
         return Span(device, allocation, start, stop if x.numel() else start)
 
