@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from tied import _hidden, arrays
@@ -36,42 +37,44 @@ def transform(
     """
     found = walk(model, extras=True, grads=True)
     _hidden.check(found, hidden)
-    return rebuild(found, model, change, everything=everything)
+    with quiet(found):
+        return rebuild(found, model, change, everything=everything)
 
 
 def rebuild(found: Walk, model: Any, change: Change, *, everything: bool = False) -> Any:
     """Does what `transform` does, for a walk that is there already."""
-    objects = found.objects
+    objects, leaves, libraries = found.objects, found.leaves, found.libraries
     items: list[Any] = [None] * len(objects)
-    for one in clusters(found):
-        if isinstance(one, int):
-            item, library = found.leaves[one], found.libraries[one]
-            items[item] = _alone(found, one, objects[item], library, change)
-            continue
-        storage, before = shared(found, one)
-        try:
-            after = change(found, one, before, library_of(before))
-            leaves = [] if after is before else spread(storage, after)
-        except TiedError as error:
-            raise located(error, storage) from error
-        for reader in storage.readers:
-            items[reader.item] = objects[reader.item]
-        for item, leaf in leaves:
-            items[item] = leaf
-    plan = Plan(found, model, everything=everything)
     with steady():
+        for one in clusters(found):
+            if isinstance(one, Cluster):
+                _change_shared(found, one, items, change)
+                continue
+            item, library = leaves[one], libraries[one]
+            before = objects[item]
+            try:
+                after = change(found, one, before, library)
+                if after is not before:
+                    after = library.settled(before, after, kinds[type(after)])
+            except TiedError as error:
+                raise located(error, single(found, one)[0]) from error
+            items[item] = after
+        plan = Plan(found, model, everything=everything)
         return plan.build(items, lambda leaf, extras: _attach(found, items, leaf, extras))
 
 
-def _alone(found: Walk, one: int, before: Any, library: Library, change: Change) -> Any:
-    """Returns what becomes of a leaf that shares nothing."""
+def _change_shared(found: Walk, cluster: Cluster, items: list[Any], change: Change) -> None:
+    """Puts into `items` what becomes of the leaves of a tie."""
+    storage, before = shared(found, cluster)
     try:
-        after = change(found, one, before, library)
-        if after is before:
-            return before
-        return library.settled(before, after, kinds[type(after)])
+        after = change(found, cluster, before, library_of(before))
+        leaves = [] if after is before else spread(storage, after)
     except TiedError as error:
-        raise located(error, single(found, one)[0]) from error
+        raise located(error, storage) from error
+    for reader in storage.readers:
+        items[reader.item] = found.objects[reader.item]
+    for item, leaf in leaves:
+        items[item] = leaf
 
 
 def library_of(array: Any) -> Library:
@@ -154,12 +157,27 @@ def map(
     return rebuild(found, model, change)
 
 
-def is_counter(found: Walk, one: int | Cluster) -> bool:
-    """Returns whether a storage is the step counter of an optimizer, which is never cast."""
-    position = one if isinstance(one, int) else one.members[0]
-    parent = found.parents[found.leaves[position]]
-    record = found.records[parent] if parent >= 0 else None
-    return record is not None and record.node.is_counter
+def counters(found: Walk) -> frozenset[int]:
+    """Returns the leaves, by position, that count an optimizer's steps; they are never cast."""
+    counting = {r.item for r in found.records if r is not None and r.node.is_counter}
+    if not counting:
+        return frozenset()
+    return frozenset(
+        position for position, item in enumerate(found.leaves) if found.parents[item] in counting
+    )
+
+
+def first(one: int | Cluster) -> int:
+    """Returns the position of a storage's first leaf."""
+    return one if isinstance(one, int) else one.members[0]
+
+
+def quiet(found: Walk) -> ExitStack:
+    """Returns the context in which the libraries of a model change arrays, not recording it."""
+    stack = ExitStack()
+    for library in set(found.libraries):
+        stack.enter_context(library.quiet())
+    return stack
 
 
 def cast(model: Any, dtype: Any, *, hidden: str = "warn") -> Any:
@@ -187,10 +205,13 @@ def cast(model: Any, dtype: Any, *, hidden: str = "warn") -> Any:
     found = walk(model, extras=True, grads=True)
     _hidden.check(found, hidden)
 
-    def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
-        return array if is_counter(found, one) else library.cast(array, name)
+    counting = counters(found)
 
-    return rebuild(found, model, change)
+    def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
+        return array if counting and first(one) in counting else library.cast(array, name)
+
+    with quiet(found):
+        return rebuild(found, model, change)
 
 
 _FLOATING = ("float16", "float32", "float64", "bfloat16", "longdouble")
@@ -307,13 +328,16 @@ def _libraries(found: Walk) -> list[Library]:
 
 
 def _moved(found: Walk, model: Any, targets: dict[str, Any]) -> Any:
+    counting = counters(found)
+
     def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
         target = targets.get(library.name)
-        if target is None or (is_counter(found, one) and str(target) != "meta"):
+        if target is None or (first(one) in counting and str(target) != "meta"):
             return array
         return library.move(array, target)
 
-    return rebuild(found, model, change)
+    with quiet(found):
+        return rebuild(found, model, change)
 
 
 def _to_library(model: Any, wanted: Library, hidden: str) -> Any:

@@ -49,7 +49,7 @@ class Node:
         """
         raise NotImplementedError
 
-    def settle(self, static: Any) -> Any:
+    def settle(self, keys: Sequence[Any], static: Any) -> Any:
         """Returns what is kept of a node that is to be put back (only where `lazy`)."""
         raise NotImplementedError
 

@@ -60,7 +60,7 @@ class Plan:
                         record.values[position] = found.objects[child]
                 record.holes = [hole for hole in record.holes if keeps[hole[1]]]
             if record.node.lazy:
-                record.static = record.node.settle(record.static)
+                record.static = record.node.settle(record.keys, record.static)
             records.append(record)
         return records
 

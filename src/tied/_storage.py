@@ -7,8 +7,9 @@ The method is a sweep over address intervals that keeps every open one, with the
 from __future__ import annotations
 
 import ast
+import itertools
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from tied._steps import ghost
 from tied._walk import Walk
 from tied.arrays import Geometry, Library, load
 
+_END = (1 << 64, 1 << 64, -1, True)  # after every interval
 MAX_WORK = 100_000  # of numpy.shares_memory; past it two arrays are taken to meet
 
 
@@ -112,21 +114,29 @@ def clusters(walk: Walk) -> list[int | Cluster]:
     """Returns the storages of a walk: the position of a leaf that stands alone, or a `Cluster`."""
     spaces: dict[Hashable, list[tuple[int, int, int, bool]]] = {}
     objects = walk.objects
+    arrays = [objects[item] for item in walk.leaves]
     found: list[int | Cluster] = []
-    has_views = any(library.name == "lazy" for library in set(walk.libraries))
-    for position, (item, library) in enumerate(zip(walk.leaves, walk.libraries, strict=True)):
-        if not (library.strided or has_views):
-            found.append(position)  # no array of such a library is a view of another
-            continue
-        space, low, high, dense = library.place(objects[item])
-        places = spaces.get(space)
-        if places is None:
-            spaces[space] = [(low, high, position, dense)]
+    libraries = set(walk.libraries)
+    has_views = any(library.name == "lazy" for library in libraries)
+    for library in libraries:
+        if len(libraries) == 1:
+            positions: Sequence[int] = range(len(arrays))
+            own = arrays
         else:
-            places.append((low, high, position, dense))
-    for places in spaces.values():
-        places.sort()
-        _sweep(walk, places, found)
+            positions = [i for i, one in enumerate(walk.libraries) if one is library]
+            own = [arrays[i] for i in positions]
+        if not (library.strided or has_views):
+            found.extend(positions)  # no array of such a library is a view of another
+            continue
+        places = library.places(own)
+        for position, (space, low, high, dense) in zip(positions, places, strict=True):
+            known = spaces.get(space)
+            if known is None:
+                known = spaces[space] = []
+            known.append((low, high, position, dense))
+    for known in spaces.values():
+        known.sort()
+        _sweep(walk, known, found, has_views)
     found.sort(key=lambda one: one if isinstance(one, int) else one.members[0])
     return found
 
@@ -147,14 +157,16 @@ def _alone(walk: Walk, place: tuple[int, int, int, bool]) -> int | Cluster:
 
 
 def _sweep(
-    walk: Walk, places: list[tuple[int, int, int, bool]], found: list[int | Cluster]
+    walk: Walk,
+    places: list[tuple[int, int, int, bool]],
+    found: list[int | Cluster],
+    lazy: bool,
 ) -> None:
     """Cuts sorted intervals into runs that touch, and each run into groups that meet."""
-    lazy = any(library.name == "lazy" for library in set(walk.libraries))
     start, end = 0, places[0][1]
-    for i in range(1, len(places) + 1):
-        if i < len(places) and places[i][0] < end:
-            end = max(end, places[i][1])
+    for i, (low, high, _, _) in enumerate(itertools.chain(places[1:], [_END]), start=1):
+        if low < end:
+            end = max(end, high)
             continue
         if i - start > 1:
             found.extend(_groups(walk, places[start:i]))
@@ -162,8 +174,7 @@ def _sweep(
             found.append(places[start][2])
         else:
             found.append(_alone(walk, places[start]))
-        if i < len(places):
-            start, end = i, places[i][1]
+        start, end = i, high
 
 
 def _groups(walk: Walk, run: list[tuple[int, int, int, bool]]) -> Iterable[int | Cluster]:

@@ -205,8 +205,12 @@ def ties(model: Any) -> Ties:
 def _near_misses(found: Walk, groups: Iterable[Any]) -> Iterator[str]:
     """Gives a line for each buffer that several storages lie in."""
     seen: dict[Any, list[int]] = {}
-    pairs = zip(found.libraries, found.leaves, strict=True)
-    if not any(library.may_be_part(found.objects[item]) for library, item in pairs):
+    for library in set(found.libraries):
+        pairs = zip(found.libraries, found.leaves, strict=True)
+        own = [found.objects[item] for one, item in pairs if one is library]
+        if library.any_part(own):
+            break
+    else:
         return
     for one in groups:
         position = one if isinstance(one, int) else one[0].members[0]

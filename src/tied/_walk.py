@@ -265,8 +265,9 @@ class _Walker:
     def expand(self, record: Record, children: Iterator[tuple[int, Any]]) -> bool:
         """Goes through the children of a node; False when one must be gone into first."""
         out, memo, table, is_leaf = self.out, self.memo, kinds, self.is_leaf
-        item, values, holes = record.item, record.values, record.holes
-        depth = len(self.stack)
+        item, values, holes, objects = record.item, record.values, record.holes, out.objects
+        stack = self.stack
+        depth = len(stack)
         for position, value in children:
             kind = table[type(value)]
             if is_leaf is not None and is_leaf(value):
@@ -276,8 +277,8 @@ class _Walker:
             seen = memo.get(id(value))
             if seen is None:
                 if kind.leaf and not (kind.may_hold_objects and kind.holds_objects(value)):  # type: ignore[union-attr]
-                    seen = memo[id(value)] = len(out.objects)
-                    out.objects.append(value)
+                    seen = memo[id(value)] = len(objects)
+                    objects.append(value)
                     out.parents.append(item)
                     out.positions.append(position)
                     out.records.append(None)
@@ -293,7 +294,7 @@ class _Walker:
             if seen != STATIC:
                 values[position] = None
                 holes.append((position, seen))
-            if len(self.stack) != depth:
+            if len(stack) != depth:
                 return False
         return True
 

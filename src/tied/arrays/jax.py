@@ -68,8 +68,8 @@ class Jax(Library):
         names = sorted(_device_name(device) for device in sharding.device_set)
         return names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
 
-    def may_be_part(self, x: Any) -> bool:
-        return True  # another array may be over the same buffer
+    def any_part(self, arrays: Sequence[Any]) -> bool:
+        return True  # two arrays may be over the same buffer
 
     def buffer(self, x: Any) -> Any:
         try:

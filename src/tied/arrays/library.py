@@ -7,6 +7,7 @@ and name it in `tied.arrays`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -98,6 +99,10 @@ class Library:
         """Returns the space that `x` lives in and the range that it spans there."""
         raise NotImplementedError
 
+    def places(self, arrays: Sequence[Any]) -> list[Place]:
+        """Returns `place` of each of many arrays."""
+        return [self.place(x) for x in arrays]
+
     def geometry(self, x: Any) -> Geometry | None:
         """Returns what exactly `x` reads; `None` if it has no strides (sparse, quantised)."""
         raise NotImplementedError
@@ -134,8 +139,8 @@ class Library:
         """Returns `facts` in words."""
         return facts
 
-    def may_be_part(self, x: Any) -> bool:
-        """Returns False if `x` certainly begins its buffer, or has one of its own."""
+    def any_part(self, arrays: Sequence[Any]) -> bool:
+        """Returns False if each array certainly begins its buffer, or has one of its own."""
         return False
 
     def buffer(self, x: Any) -> Hashable | None:
@@ -209,6 +214,10 @@ class Library:
     def apply(self, x: Any, steps: Sequence[Step]) -> Any:
         """Returns `x` after the steps of a layout, as ordinary operations of the library."""
         raise NotImplementedError
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """Returns a context in which operations on leaves of autograd are not recorded."""
+        return nullcontext()
 
     def call(self, function: Any, x: Any) -> Any:
         """Calls `function` on a storage."""

@@ -100,8 +100,8 @@ class NumPy(Library):
         shape, dtype, nbytes, device = facts
         return shape, str(dtype), nbytes, device
 
-    def may_be_part(self, x: Any) -> bool:
-        return x.base is not None
+    def any_part(self, arrays: Sequence[Any]) -> bool:
+        return any(x.base is not None for x in arrays)
 
     def buffer(self, x: Any) -> Any:
         if x.size == 0:
@@ -193,7 +193,8 @@ class NumPy(Library):
 
     def settled(self, before: Any, after: Any, kind: Any) -> Any:
         if kind is None and isinstance(after, np.generic) and not before.shape:
-            return np.asarray(after)  # NumPy's functions make scalars of 0-d arrays
+            # NumPy's functions make scalars of 0-d arrays
+            return self.dress(np.asarray(after), self.meta(before))
         return super().settled(before, after, kind)
 
     def copy(self, x: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,12 @@ from tied.arrays.numpy import Window
 from tied.arrays.view import View
 
 _COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
-_NAMES = {torch.complex32: "complex32"}
+_CASTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # quicker than `to`
+    "float16": torch.Tensor.half,
+    "bfloat16": torch.Tensor.bfloat16,
+    "float32": torch.Tensor.float,
+    "float64": torch.Tensor.double,
+}
 _spaces: dict[torch.device, str] = {torch.device("cpu"): "cpu"}
 _plain_types = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -56,20 +62,28 @@ class Torch(Library):
 
     name = "torch"
 
+    def places(self, arrays: Sequence[torch.Tensor]) -> list[Place]:
+        found: list[Place] = []
+        append, spaces, plain = found.append, _spaces, _plain_types
+        for x in arrays:
+            try:
+                if type(x) in plain and x.is_contiguous():
+                    start, space = x.data_ptr(), spaces.get(x.device)
+                    if start and space is not None:
+                        append((space, start, start + x.nbytes, True))
+                        continue
+            except RuntimeError:  # sparse, or traced
+                pass
+            append(self.place(x))
+        return found
+
     def place(self, x: torch.Tensor) -> Place:
-        try:
-            if type(x) in _plain_types and x.is_contiguous():
-                start, space = x.data_ptr(), _spaces.get(x.device)
-                if start and space is not None:
-                    return space, start, start + x.nbytes, True
-        except RuntimeError:
-            pass
         geometry = self.geometry(x)
         if geometry is None:
             return ("object", id(x)), 0, 1, True
         if x.numel() == 0:
             return ("empty", id(x)), 0, 0, True
-        return self._space_of(x), *geometry.extent, False
+        return self._space_of(x), *geometry.extent, x.is_contiguous()
 
     def _space_of(self, x: torch.Tensor) -> Any:
         if _local(type(x)):
@@ -128,11 +142,12 @@ class Torch(Library):
             nbytes = shape.numel() * dtype.itemsize
         return tuple(shape), str(dtype).removeprefix("torch."), nbytes, str(device)
 
-    def may_be_part(self, x: torch.Tensor) -> bool:
+    def any_part(self, arrays: Sequence[torch.Tensor]) -> bool:
+        strided = torch.strided
         try:
-            return x.storage_offset() != 0
+            return any(x.storage_offset() for x in arrays if x.layout is strided)
         except (RuntimeError, NotImplementedError):
-            return False
+            return True
 
     def buffer(self, x: torch.Tensor) -> Any:
         if x.layout is not torch.strided or x.numel() == 0:
@@ -259,6 +274,9 @@ class Torch(Library):
             x = _STEPS[step.op](x, step)
         return x
 
+    def quiet(self) -> AbstractContextManager[Any]:
+        return torch.no_grad()
+
     def call(self, function: Any, x: torch.Tensor) -> Any:
         """Calls `function` on a storage; an autograd leaf is given to it outside of autograd."""
         if not x.requires_grad or is_tracked(x):
@@ -277,6 +295,9 @@ class Torch(Library):
         return x.is_floating_point() or x.is_complex()
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
+        convert = _CASTS.get(dtype)
+        if convert is not None and x.is_floating_point():
+            return _recorded(lambda: convert(x)) if is_tracked(x) else convert(x)
         if x.is_complex():
             if dtype not in _COMPLEX:
                 raise DtypeError(f"PyTorch has no complex dtype of {dtype} parts", hint=NO_HALVES)
@@ -288,7 +309,7 @@ class Torch(Library):
             raise DtypeError(f"PyTorch has no dtype {dtype!r}")
         if x.dtype == wanted:
             return x
-        return (x if is_tracked(x) else x.detach()).to(wanted)
+        return _recorded(lambda: x.to(wanted)) if is_tracked(x) else x.to(wanted)
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach().clone()
@@ -338,9 +359,7 @@ class Torch(Library):
     def move(self, x: torch.Tensor, target: torch.device) -> torch.Tensor:
         if x.is_meta and target.type != "meta":
             raise _no_elements(str(target))
-        source = x if is_tracked(x) else x.detach()
-        moved = source.to(target)
-        return x if moved is source else moved
+        return _recorded(lambda: x.to(target)) if is_tracked(x) else x.to(target)
 
     def accelerator(self) -> torch.device | None:
         return torch.accelerator.current_accelerator(check_available=True)
@@ -384,6 +403,12 @@ def _address(x: torch.Tensor) -> int:
         return x.data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def _recorded(operation: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Does an operation on a tensor that gradients flow through, so that they go on flowing."""
+    with torch.enable_grad():
+        return operation()
 
 
 def _no_elements(target: str) -> DeviceError:

@@ -6,11 +6,12 @@ import types
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
-from tied._node import Closed, Kind, Node, Opened, declare
+from tied._node import Closed, Kind, Node, Opened, declare, kinds
 from tied._path import Step
 from tied.nodes.whole import WHOLE, WholeNode
 
@@ -23,6 +24,8 @@ _FRESH = {
     if isinstance(value, (dict, set)) and name not in _TABLES
 }
 """The tables of hooks that every module has, and their types."""
+_FRESH_KINDS = tuple(_FRESH.values())
+_tables_of_hooks = itemgetter(*_FRESH)
 
 
 class ModuleNode(Node):
@@ -37,38 +40,53 @@ class ModuleNode(Node):
 
     def open(self, x: Any) -> Opened:
         own = x.__dict__
+        if "_parameters" not in own:
+            raise Closed("a module whose __init__ has not called super().__init__()")
         parameters, buffers, modules = own["_parameters"], own["_buffers"], own["_modules"]
         keys = [*parameters, *buffers, *modules]
         values = [*parameters.values(), *buffers.values(), *modules.values()]
-        for name in own:
-            if name not in _STANDARD or (name in _FRESH and own[name]):
-                keys.append(name)
-                values.append(own[name])
+        for name in _others(own):
+            keys.append(name)
+            values.append(own[name])
         return keys, values, x
 
-    def settle(self, static: Any) -> Any:
+    def settle(self, keys: Sequence[Any], static: Any) -> Any:
         own = static.__dict__
-        tables = tuple((table, type(own[table]), tuple(own[table])) for table in _TABLES)
         state = own.copy()
-        for name in own:
-            if name not in _STANDARD or (name in _FRESH and own[name]) or name in _TABLES:
-                state[name] = None
-        return tables, state
+        tables = []
+        at = 0
+        for table in _TABLES:
+            entries = own[table]
+            tables.append((table, type(entries), at, at + len(entries)))
+            at += len(entries)
+            state[table] = None
+        for name in keys[at:]:
+            state[name] = None
+        return state, tables, at
 
     def shell(self, cls: type, static: Any) -> Any:
         return object.__new__(cls)
 
     def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
-        tables, state = static
-        own = x.__dict__
-        own.update(state)
-        own.update({name: kind() for name, kind in _FRESH.items() if not state.get(name, True)})
-        at = 0
-        for table, kind, names in tables:
-            own[table] = kind(zip(names, values[at : at + len(names)], strict=True))
-            at += len(names)
+        state, tables, at = static
+        own = state.copy()
+        own.update(zip(_FRESH, [kind() for kind in _FRESH_KINDS], strict=True))
+        for table, kind, start, stop in tables:
+            pairs = zip(keys[start:stop], values[start:stop], strict=True)
+            own[table] = kind(pairs) if stop > start else kind()
         if at < len(keys):
             own.update(zip(keys[at:], values[at:], strict=True))
+        object.__setattr__(x, "__dict__", own)
+
+
+def _others(own: dict[str, Any]) -> list[str]:
+    """Returns the attributes of a module's own making, and the tables of hooks that have some."""
+    names = [name for name in own.keys() - _STANDARD if kinds[type(own[name])] is not None]
+    if len(names) > 1:
+        names = [name for name in own if name in names]
+    if any(_tables_of_hooks(own)):
+        names += [name for name in _FRESH if own[name]]
+    return names
 
 
 class ScriptNode(Node):
