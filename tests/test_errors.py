@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,9 +41,22 @@ def test_a_function_may_change_the_shape_of_what_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize("library", MODELS)
-def test_a_function_that_gives_no_array_for_a_viewed_storage(library: str) -> None:
-    with pytest.raises(tied.TieError, match="map cannot replace a storage that is read as a view"):
-        tied.map(lambda x: "text" if x.ndim == 2 else x, MODELS[library]())
+@pytest.mark.parametrize(("given", "said"), [("text", "str"), (3, "int"), (None, "None")])
+def test_a_function_that_gives_no_array_for_a_viewed_storage(
+    given: Any, said: str, library: str
+) -> None:
+    refuse(
+        tied.TieError,
+        BOTH,
+        f"""
+        map cannot replace a storage that is read as a view
+          storage  encoder.weight   {said}, not an array
+          view     decoder.weight = encoder.weight.T
+          Return an array, or give decoder.weight memory of its own first (a copy)
+        """,
+        lambda m: tied.map(lambda x: given if x.ndim == 2 else x, m),
+        MODELS[library](),
+    )
 
 
 def test_of_several_views_the_error_names_all_paths() -> None:
@@ -149,9 +163,49 @@ def test_merge_with_a_dict_of_split_left_out_or_given_twice() -> None:
         """,
         skeleton.merge, one,
     )  # fmt: skip
-    with pytest.raises(tied.MergeError, match="a storage is given twice: a") as caught:
-        skeleton.merge(one, rest, one)
-    assert caught.value.paths == ("a",)
+    refuse(
+        tied.MergeError,
+        ("a",),
+        """
+        a storage is given twice: a
+          Give each dict that split returned once
+        """,
+        skeleton.merge,
+        one,
+        rest,
+        one,
+    )
+
+
+@pytest.mark.parametrize("given", ["text", [1, 2], 3.0])
+@pytest.mark.parametrize("model", [autoencoder, lambda: {"encoder": {"weight": matrix()}}])
+def test_merge_with_what_is_no_array(given: Any, model: Callable[[], Any]) -> None:
+    """None may stand for a storage that is read whole: a part that was filtered out."""
+    skeleton, _ = tied.split(model())
+    refuse(
+        tied.MergeError,
+        ("encoder.weight",),
+        f"""
+        a storage must be an array: encoder.weight
+          given  {type(given).__name__}
+          Give the array that split gave, or one of the same shape
+        """,
+        skeleton.merge,
+        {"encoder.weight": given},
+    )
+
+
+def test_merge_with_what_is_no_dict() -> None:
+    refuse(
+        tied.MergeError,
+        (),
+        """
+        merge takes dicts from name to array, not int
+          Give merge every dict that split returned
+        """,
+        tied.split(autoencoder())[0].merge,
+        3,
+    )
 
 
 # ---------------------------------------------------------------------- several models in map
@@ -236,10 +290,36 @@ def test_a_view_that_is_mapped_over() -> None:
 
 
 def test_what_is_no_array() -> None:
-    with pytest.raises(tied.TiedError, match="a str is no array that tied knows"):
-        tied.span("x")
-    with pytest.raises(tied.TiedError, match="str is no array"):
-        tied.view("x", lambda a: a)
+    refuse(
+        tied.TiedError,
+        (),
+        """
+        str is no array that tied knows
+          Give an array of NumPy, PyTorch or JAX, or a tied.View
+        """,
+        tied.span,
+        "x",
+    )
+    refuse(
+        tied.TiedError,
+        (),
+        """
+        str is no array
+          Give an array or a tied.View
+        """,
+        lambda x: tied.view(x, lambda a: a),
+        "x",
+    )
+
+
+def test_the_place_of_what_is_made_of_several_arrays() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with pytest.raises(tied.TiedError) as caught:
+        tied.span(TwoTensor(torch.ones(2), torch.ones(2)))
+    assert str(caught.value) == (
+        "a TwoTensor is made of several arrays\n  parts  a, b\n  Ask for the place of one of them"
+    )
 
 
 @pytest.mark.parametrize("error", [

@@ -97,13 +97,68 @@ def test_a_device_that_is_not_there() -> None:
         tied.to(jax_autoencoder(), f"cpu:{len(jax.devices())}")
 
 
-def test_elements_that_are_not_there() -> None:
+def test_a_device_that_pytorch_cannot_use() -> None:
+    refuse(
+        tied.DeviceError,
+        ("w",),
+        """
+        PyTorch can't use the device 'xpu'
+          PyTorch says  Torch not compiled with XPU enabled
+          first array   w
+          Type "cpu" or "meta", or install a PyTorch with that device
+        """,
+        lambda m: tied.to(m, "xpu"),
+        {"w": torch.ones(2)},
+    )
+
+
+def test_empty_on_an_unknown_device() -> None:
+    refuse(
+        tied.DeviceError,
+        ("w",),
+        """
+        unknown device 'nowhere'
+          libraries    torch
+          first array  w
+          Type "cpu", "cuda", "meta", "cpu:1", a device object, or a library: "jax"
+        """,
+        lambda m: tied.empty(m, "nowhere"),
+        {"w": torch.ones(2)},
+    )
+
+
+@pytest.mark.parametrize("target", ["cpu", "numpy", "jax"])
+def test_elements_that_are_not_there(target: str) -> None:
     model = {"w": torch.ones(2, device="meta")}
     with pytest.raises(tied.DeviceError) as caught:
-        tied.to(model, "cpu")
+        tied.to(model, target)
     assert str(caught.value) == (
         "a meta tensor has no elements to move\n  storage  w\n"
         '  Type: tied.empty(model, "cpu"), then fill or load it'
+    )
+    assert caught.value.paths == ("w",)
+
+
+@pytest.mark.parametrize(("library", "name"), [("torch", "PyTorch"), ("jax", "JAX")])
+def test_a_dtype_that_the_other_library_does_not_have(library: str, name: str) -> None:
+    refuse(
+        tied.DtypeError,
+        ("w",),
+        f"""
+        {name} has no dtype <U1
+          storage  w
+          Take it out of the model before the move, and give it to the model afterwards
+        """,
+        lambda m: tied.to(m, library),
+        {"w": np.array(["a"])},
+    )
+
+
+def test_a_random_key_is_no_numpy_array() -> None:
+    with pytest.raises(tied.DtypeError) as caught:
+        tied.to({"k": jax.random.key(0)}, "numpy")
+    assert str(caught.value) == (
+        "a JAX random key is no NumPy array\n  storage  k\n  See jax.random.key_data"
     )
 
 
@@ -157,6 +212,37 @@ def test_jax_without_64_bits(way: str) -> None:
         """,
         tied.f64 if way == "cast" else lambda m: tied.to(m, "jax"), model,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_complex_numbers_of_half_precision(dtype: str) -> None:
+    refuse(
+        tied.DtypeError,
+        ("z",),
+        f"""
+        NumPy has no complex dtype of {dtype} parts
+          storage  z
+          Complex arrays can be float32 or float64 throughout: tied.f32, tied.f64
+        """,
+        lambda m: tied.cast(m, dtype),
+        {"z": np.ones(3, np.complex64)},
+    )
+
+
+def test_a_vector_of_another_length() -> None:
+    _, unravel = tied.ravel(autoencoder())
+    refuse(
+        tied.MergeError,
+        ("encoder.weight",),
+        """
+        the vector has another length than the model
+          model   (6,)
+          vector  (5,)
+          Give a vector of shape (6,)
+        """,
+        unravel,
+        np.zeros(5),
+    )
 
 
 def test_a_vector_of_several_libraries() -> None:
@@ -217,6 +303,51 @@ def test_total_is_claimed_of_partial_gradients() -> None:
         lambda m, grads: tied.accumulate(m, grads, convention="total"),
         shared(), {"a": matrix(), "b": 2 * matrix()},
     )  # fmt: skip
+
+
+def test_a_gradient_of_another_shape() -> None:
+    refuse(
+        tied.MatchError,
+        ("b", "a"),
+        """
+        a gradient fits neither its leaf nor its storage
+          gradient  b   (5,)
+          storage   a   (3, 2)
+          Give the gradient the shape of either
+        """,
+        lambda m, grads: tied.accumulate(m, grads, convention="partial"),
+        shared(),
+        {"a": matrix(), "b": np.ones(5)},
+    )
+
+
+def test_an_unknown_way_to_settle_a_conflict() -> None:
+    refuse(
+        tied.TiedError,
+        (),
+        """
+        conflict='last' is unknown
+          Type "raise" or "first"
+        """,
+        lambda m: tied.split(m, conflict="last"),
+        autoencoder(),
+    )
+
+
+def test_a_tie_across_libraries_that_cannot_be_kept() -> None:
+    w = matrix()
+    refuse(
+        tied.TieError,
+        ("t", "n"),
+        """
+        a tie across torch and numpy can't be kept here
+          storage  t
+          leaf     n = t
+          Move the model into one library first: tied.to(model, "torch")
+        """,
+        lambda m: tied.to(m, "meta"),
+        {"t": torch.from_numpy(w), "n": w},
+    )
 
 
 def test_one_storage_under_two_filters() -> None:

@@ -59,8 +59,8 @@ encoder.bias      (3,)    float64  24 B
 square            (3, 3)  float64  72 B
   diagonal = square.diagonal()
 left              (100,)  float32  400 B
-  left = <span of left>[:60]
-  right = <span of left>[40:] overlaps elements 40 to 59
+  left reads elements 0 to 59
+  right reads elements 40 to 99, overlaps elements 40 to 59
 parts.0           (5,)    float64  40 B
 parts.1           (5,)    float64  40 B
 128 parameters, 600 B (counting every leaf: 173 parameters, 792 B)
@@ -166,6 +166,18 @@ def test_bytes_are_said_in_one_way(length: int, text: str) -> None:
     big = torch.empty(length, dtype=torch.uint8, device="meta")
     lines = str(tied.ties({"w": big})).splitlines()
     assert lines == [f"w    ({length},)  uint8  {text}", f"{length:,} parameters, {text}"]
+
+
+def test_leaves_that_only_overlap_say_which_elements_they_read() -> None:
+    buffer = np.zeros(100, np.float32)
+    model = {"one": buffer[:60:2], "other": buffer[40::2], "t": buffer[10:90].reshape(8, 10).T}
+    assert str(tied.ties(model)) == said("""
+        one    (99,)  float32  360 B
+          one reads span[:59:2]
+          other reads span[40::2], overlaps elements 40 to 58
+          t reads span[10:90].reshape(8, 10).T, overlaps elements 10 to 89
+        90 parameters, 360 B (counting every leaf: 140 parameters, 560 B)
+        """)
 
 
 def test_nothing_and_a_bare_array() -> None:
