@@ -20,6 +20,7 @@ from tied.nodes.containers import OBJECT_ARRAY
 from tied.nodes.objects import WEAK
 
 STATIC = -1
+_RECURSE = 50  # nodes less deep are gone through by recursion, which is quicker
 _SHORT = 200  # the names of a chain 100,000 deep would take gigabytes
 
 
@@ -239,19 +240,24 @@ class _Walker:
         self.weak: list[Record] = []
 
     def run(self, model: Any) -> Walk:
-        out, stack = self.out, self.stack
+        out = self.out
         top = Record(-1, EXTRAS, tuple, (0,), [model], None)
-        stack.append((top, enumerate(top.values)))
-        while stack:
-            record, children = stack[-1]
-            if self.expand(record, children):
-                stack.pop()
-                self.entered.discard(record.item)
-                out.finished.append(record.item)
+        self.stack.append((top, enumerate(top.values)))
+        self.go_down(0)
         out.finished.pop()  # the one above the root
         out.root = top.holes[0][1] if top.holes else STATIC
         self.follow_weak()
         return out
+
+    def go_down(self, depth: int) -> None:
+        """Goes through the nodes that have been entered, until only `depth` are left."""
+        stack = self.stack
+        while len(stack) > depth:
+            record, children = stack[-1]
+            if self.expand(record, children):
+                stack.pop()
+                self.entered.discard(record.item)
+                self.out.finished.append(record.item)
 
     def follow_weak(self) -> None:
         """Ties weak references to the items that they refer to, if the walk has met those."""
@@ -263,7 +269,7 @@ class _Walker:
         self.out.finished[:0] = [record.item for record in self.weak]
 
     def expand(self, record: Record, children: Iterator[tuple[int, Any]]) -> bool:
-        """Goes through the children of a node; False when one must be gone into first."""
+        """Goes through the children of a node; False if one must be gone into first (deep down)."""
         out, memo, table, is_leaf = self.out, self.memo, kinds, self.is_leaf
         item, values, holes, objects = record.item, record.values, record.holes, out.objects
         stack = self.stack
@@ -295,7 +301,9 @@ class _Walker:
                 values[position] = None
                 holes.append((position, seen))
             if len(stack) != depth:
-                return False
+                if depth > _RECURSE:
+                    return False
+                self.go_down(depth)
         return True
 
     def node(self, value: Any, kind: Any, parent: int, position: int) -> int:

@@ -81,9 +81,7 @@ class ModuleNode(Node):
 
 def _others(own: dict[str, Any]) -> list[str]:
     """Returns the attributes of a module's own making, and the tables of hooks that have some."""
-    names = [name for name in own.keys() - _STANDARD if kinds[type(own[name])] is not None]
-    if len(names) > 1:
-        names = [name for name in own if name in names]
+    names = [n for n in own if n not in _STANDARD and kinds[type(own[n])] is not None]
     if any(_tables_of_hooks(own)):
         names += [name for name in _FRESH if own[name]]
     return names
