@@ -196,6 +196,29 @@ def test_a_grad_that_is_shared_stays_shared() -> None:
     assert tied.shares(after.encoder.weight.grad, after.decoder.weight.grad)
 
 
+READINGS: dict[str, Callable[[Any], Any]] = {
+    "transpose": lambda w: w.T, "row": lambda w: w[1], "reshape": lambda w: w.view(-1),
+    "permute": lambda w: tied.permute(w, (1, 0)), "diagonal": tied.diagonal,
+    "of_a_reading": lambda w: w.T[1:],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["copy", "f64", "map", "split_and_merge"])
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_reading_that_passes_gradients_on_goes_on_doing_so(reading: str, name: str) -> None:
+    """The thread's own layer: one W, used as W and as its transpose."""
+    model = nn.Module()
+    model.w = nn.Parameter(torch.ones(3, 3))
+    model.v = READINGS[reading](model.w)
+    after = OPERATIONS[name](model)
+    (3 * after.w.sum() + 4 * after.v.sum()).backward()
+    seen = torch.zeros(3, 3, dtype=after.w.dtype)
+    READINGS[reading](seen).add_(4)
+    torch.testing.assert_close(after.w.grad, seen + 3)
+    assert model.w.grad is None or name == "split_and_merge"
+    assert tied.shares(after.w, after.v)
+
+
 class Scaled(nn.Parameter):
     """A user's own class of parameter."""
 
