@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from tied._errors import UntiedError, UntiedWarning
+from tied._storage import reading
 from tied._ties import Ties, ties
 
 
@@ -26,7 +27,8 @@ class TieChange:
     how: str
 
     def __str__(self) -> str:
-        return f"{self.second} = {self.how}"
+        text = reading(self.second, self.how)
+        return text if self.first in text else f"{text}, as {self.first}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,12 @@ class Cluster(NamedTuple):
     members: list[int]
     geometries: list[Geometry]
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The first unit that is read, and one past the last."""
+        extents = [g.extent for g in self.geometries]
+        return min(low for low, _ in extents), max(high for _, high in extents)
+
 
 def overlap(a: Geometry, b: Geometry) -> bool:
     """Returns whether two arrays of one space share an element."""
@@ -180,6 +186,11 @@ def _sweep(
 def _groups(walk: Walk, run: list[tuple[int, int, int, bool]]) -> Iterable[int | Cluster]:
     """Joins the leaves of a run that share an element."""
     geometries = [_geometry(walk, place[2]) for place in run]
+    if all(place[3] for place in run):  # each fills its interval, and the intervals overlap
+        pairs = zip([place[2] for place in run], geometries, strict=True)
+        known_pairs = sorted((i, g) for i, g in pairs if g is not None)
+        yield Cluster([i for i, _ in known_pairs], [g for _, g in known_pairs])
+        return
     parent = list(range(len(run)))
     for apart in _interleaved(_distinct(geometries, parent), geometries):
         _join(run, geometries, apart, parent)
@@ -285,36 +296,50 @@ def single(walk: Walk, position: int) -> tuple[Storage, Any]:
     return Storage(name, library.name, shape, dtype, (), 0, (reader,)), array
 
 
-def shared_storage(walk: Walk, cluster: Cluster) -> Storage:
-    """Returns what a cluster reads, without what its leaves have besides elements."""
-    return shared(walk, cluster, metas=False)[0]
-
-
-def shared(walk: Walk, cluster: Cluster, *, metas: bool = True) -> tuple[Storage, Any]:
+def shared(walk: Walk, cluster: Cluster) -> tuple[Storage, Any]:
     """Returns the storage of a cluster, and its array."""
-    whole = _representative(walk, cluster)
-    members, geometries = cluster
-    low = min(g.extent[0] for g in geometries)
-    high = max(g.extent[1] for g in geometries)
+    whole = representative(walk, cluster)
+    objects, leaves = walk.objects, walk.leaves
+    metas = [walk.libraries[i].meta(objects[leaves[i]]) for i in cluster.members]
     if whole >= 0:
-        base, library = walk.objects[walk.leaves[members[whole]]], walk.libraries[members[whole]]
-        order = _order(geometries[whole])
-    else:
-        base, library = _window(walk, members, low, high)
-        order = tuple(range(len(base.shape)))
-    dtype = library.dtype(base)
+        return covered(walk, cluster, whole, metas), objects[leaves[cluster.members[whole]]]
+    low, high = cluster.extent
+    base, library = _window(walk, cluster.members, low, high)
     seen = library.geometry(base)
     assert seen is not None
+    order = tuple(range(len(seen.shape)))
+    return _outline(walk, cluster, whole, seen, library.name, order, metas), base
+
+
+def covered(
+    walk: Walk, cluster: Cluster, whole: int, metas: Sequence[Any] | None = None
+) -> Storage:
+    """Returns the storage of a cluster whose member `whole` covers it; looks at no array."""
+    seen, library = cluster.geometries[whole], walk.libraries[cluster.members[whole]]
+    return _outline(walk, cluster, whole, seen, library.name, _order(seen), metas)
+
+
+def _outline(
+    walk: Walk,
+    cluster: Cluster,
+    whole: int,
+    seen: Geometry,
+    library: str,
+    order: tuple[int, ...],
+    metas: Sequence[Any] | None,
+) -> Storage:
+    low = cluster.extent[0]
     readers = []
-    for position, geometry in zip(members, geometries, strict=True):
-        item, owner = walk.leaves[position], walk.libraries[position]
-        layout = _layout(geometry, low, seen.itemsize, dtype)
-        meta = owner.meta(walk.objects[item]) if metas else None
-        readers.append(Reader(item, walk.name(item), layout, owner.name, meta))
+    for number, (position, geometry) in enumerate(
+        zip(cluster.members, cluster.geometries, strict=True)
+    ):
+        item = walk.leaves[position]
+        layout = _layout(geometry, low, seen.itemsize, seen.dtype)
+        meta = None if metas is None else metas[number]
+        owner = walk.libraries[position].name
+        readers.append(Reader(item, walk.name(item), layout, owner, meta))
     name = readers[max(whole, 0)].path
-    shape = library.shape(base)
-    storage = Storage(name, library.name, shape, dtype, order, whole, tuple(readers))
-    return storage, base
+    return Storage(name, library, seen.shape, seen.dtype, order, whole, tuple(readers))
 
 
 def _window(walk: Walk, members: list[int], low: int, high: int) -> tuple[Any, Library]:
@@ -328,15 +353,15 @@ def _window(walk: Walk, members: list[int], low: int, high: int) -> tuple[Any, L
     return base, kind
 
 
-def _representative(walk: Walk, cluster: Cluster) -> int:
+def representative(walk: Walk, cluster: Cluster) -> int:
     """Returns which member covers the span densely; C-ordered first, then in walk order."""
-    low = min(g.extent[0] for g in cluster.geometries)
-    high = max(g.extent[1] for g in cluster.geometries)
+    low, high = cluster.extent
     best, chosen = None, -1
     for i, (position, g) in enumerate(zip(cluster.members, cluster.geometries, strict=True)):
-        covers = math.prod(g.shape) * g.itemsize == high - low and not repeats_elements(g)
+        if math.prod(g.shape) * g.itemsize != high - low or g.conj or g.neg:
+            continue
         upward = all(s > 0 for s, n in zip(g.strides, g.shape, strict=True) if n > 1)
-        if not (covers and upward) or walk.libraries[position].name == "lazy" or g.conj or g.neg:
+        if not upward or walk.libraries[position].name == "lazy" or repeats_elements(g):
             continue
         ordered = _order(g) == tuple(range(len(g.shape)))
         key = (not ordered, -g.itemsize, i)
@@ -437,12 +462,12 @@ def _unfit(
 ) -> TieError:
     others = [r for i, r in enumerate(storage.readers) if i != storage.whole]
     reader = reader or others[0]
-    assert reader.layout is not None
+    shown = [reader] if storage.whole >= 0 else others[:8]
     return TieError(
         f"map cannot {what}",
         facts=[
             ("storage", f"{storage.name or 'the model'}   {change}"),
-            ("view", f"{reader.path} = {how(storage, reader)}"),
+            *(("view", reading(r.path, how(storage, r))) for r in shown),
         ],
         hint=f"Return {wanted}, or give {reader.path} memory of its own first (a copy)",
         paths=[storage.name, *(r.path for r in storage.readers if r.path != storage.name)],
@@ -454,7 +479,7 @@ def located(error: TiedError, storage: Storage) -> TiedError:
     if error.paths:
         return error
     facts = [("storage", storage.name or "the model"), *error.facts]
-    facts += [("leaf", f"{r.path} = {how(storage, r)}") for r in _viewers(storage)]
+    facts += [("leaf", reading(r.path, how(storage, r))) for r in _viewers(storage)]
     paths = [storage.name, *(r.path for r in _viewers(storage))]
     return type(error)(error.message, facts=facts, hint=error.hint, paths=paths)
 
@@ -488,6 +513,14 @@ def how(storage: Storage, reader: Reader) -> str:
     if layout.dtype is not None and storage.dtype[:1] in "[{":
         return _field(storage, layout, name)
     return layout.describe(shape, name, base_dtype=storage.dtype)
+
+
+def reading(path: str, text: str) -> str:
+    """Returns a leaf and how it reads: `dec = enc.T`, `a reads elements 0 to 59`."""
+    return f"{path} {'reads' if text.startswith(_SPANS) else '='} {text}"
+
+
+_SPANS = ("elements ", "span", "base")
 
 
 def _is_run(layout: Layout) -> bool:

@@ -14,7 +14,16 @@ from tied import _hidden
 from tied._layout import Layout
 from tied._path import Path
 from tied._places import places, uses
-from tied._storage import Storage, clusters, how, shared_storage
+from tied._storage import (
+    Cluster,
+    Storage,
+    clusters,
+    covered,
+    how,
+    reading,
+    representative,
+    shared,
+)
 from tied._walk import Walk, steady, walk
 
 _EXTRA_PLACES = 100_000  # listed beyond one for each leaf
@@ -75,8 +84,7 @@ class Ties:
 
     def _take(self, found: Walk) -> None:
         self._groups = [
-            one if isinstance(one, int) else (one, shared_storage(found, one))
-            for one in clusters(found)
+            one if isinstance(one, int) else _Tie(found, one) for one in clusters(found)
         ]
         objects = found.objects
         self._facts = [
@@ -202,6 +210,21 @@ def ties(model: Any) -> Ties:
     return Ties(walk(model))
 
 
+class _Tie:
+    """A cluster whose storage is worked out when somebody asks, if that needs no array."""
+
+    def __init__(self, found: Walk, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.found = found
+        self.whole = representative(found, cluster)
+        if self.whole < 0:
+            self.storage = shared(found, cluster)[0]
+
+    @cached_property
+    def storage(self) -> Storage:
+        return covered(self.found, self.cluster, self.whole)
+
+
 def _near_misses(found: Walk, groups: Iterable[Any]) -> Iterator[str]:
     """Gives a line for each buffer that several storages lie in."""
     seen: dict[Any, list[int]] = {}
@@ -213,7 +236,7 @@ def _near_misses(found: Walk, groups: Iterable[Any]) -> Iterator[str]:
     else:
         return
     for one in groups:
-        position = one if isinstance(one, int) else one[0].members[0]
+        position = one if isinstance(one, int) else one.cluster.members[0]
         item = found.leaves[position]
         buffer = found.libraries[position].buffer(found.objects[item])
         if buffer is not None:
@@ -232,7 +255,7 @@ def _report(report: Ties, one: Any, paths: dict[int, list[str]]) -> StorageRepor
         whole = Layout.whole(shape)
         leaves = [LeafReport(first, "", whole), *(LeafReport(p, first, whole) for p in rest)]
         return StorageReport(first, shape, dtype, nbytes, device, tuple(leaves))
-    cluster, storage = one
+    cluster, storage = one.cluster, one.storage
     device = report._told(cluster.members[max(storage.whole, 0)])[3]
     leaves = []
     for number, reader in enumerate(storage.readers):
@@ -267,7 +290,7 @@ def _elements(report: Ties, one: Any) -> int:
     """Returns how many elements of a storage are read, each counted once."""
     if isinstance(one, int):
         return math.prod(report._told(one)[0])
-    storage: Storage = one[1]
+    storage: Storage = one.storage
     if storage.whole >= 0:
         return math.prod(storage.shape)
     read = np.zeros(math.prod(storage.shape), bool)
@@ -322,16 +345,10 @@ def _lines(report: Ties) -> Iterator[str]:
         cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=False)]
         device = f"  {storage.device}" if len(places) > 1 else ""
         yield f"{cells[0]}    {cells[1]}  {cells[2]}  {row[3]}{device}".rstrip()
-        yield from (f"  {_reading(leaf)}" for leaf in storage.leaves if leaf.how)
+        yield from (f"  {reading(leaf.path, leaf.how)}" for leaf in storage.leaves if leaf.how)
     yield _total(report)
     yield from (f"hidden: {text}" for text in report.hidden)
     yield from (f"not tied: {text}" for text in report.near)
-
-
-def _reading(leaf: LeafReport) -> str:
-    """Returns a leaf and how it reads: `dec = enc.T`, `a reads elements 0 to 59`."""
-    reads = leaf.how.startswith(("elements ", "span", "base"))
-    return f"{leaf.path} {'reads' if reads else '='} {leaf.how}"
 
 
 def _total(report: Ties) -> str:
@@ -351,7 +368,7 @@ def _html(report: Ties) -> str:
         body.append(f"<tr>{cells}</tr>")
         for leaf in storage.leaves:
             if leaf.how:
-                text = html.escape(_reading(leaf))
+                text = html.escape(reading(leaf.path, leaf.how))
                 body.append(
                     f'<tr><td colspan="4" style="text-align:left;padding-left:2em">{text}</td></tr>'
                 )

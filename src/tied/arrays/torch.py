@@ -96,6 +96,10 @@ class Torch(Library):
         if x.layout is not torch.strided or x.is_quantized:
             return None
         itemsize = x.element_size()
+        if type(x) in _plain_types and (address := _data_ptr(x)):
+            strides = tuple([stride * itemsize for stride in x.stride()])
+            flags = x.is_conj(), x.is_neg()
+            return Geometry(address, tuple(x.shape), strides, itemsize, self.dtype(x), *flags)
         part = x._local_tensor if _local(type(x)) else x  # type: ignore[attr-defined]
         try:
             strides = tuple(stride * itemsize for stride in x.stride())
@@ -394,6 +398,14 @@ class Torch(Library):
 
     def alias(self, x: Any) -> torch.Tensor | None:
         return torch.from_numpy(x) if x.flags.writeable else None
+
+
+def _data_ptr(x: torch.Tensor) -> int:
+    """Returns the address of an ordinary tensor; 0 for all that have none."""
+    try:
+        return 0 if x.is_meta else x.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def _address(x: torch.Tensor) -> int:
