@@ -102,23 +102,28 @@ class Ties:
 
     @cached_property
     def storages(self) -> tuple[StorageReport, ...]:
-        paths = self._paths
-        return tuple(_report(self, one, paths) for one in self._groups)
+        return tuple(_report(self, one) for one in self._groups)
+
+    def _paths(self, item: int) -> list[str]:
+        """Returns the paths of a leaf, the first one first."""
+        first = self._walk.name(item)
+        return [first, *(path for path in self._further.get(item, ()) if path != first)]
 
     @cached_property
-    def _paths(self) -> dict[int, list[str]]:
-        """The paths of each leaf, the first one first."""
+    def _further(self) -> dict[int, dict[str, None]]:
+        """The further places of each leaf that stands at several."""
         found = self._walk
-        if not found.repeats:
-            return {item: [found.name(item)] for item in found.leaves}
-        paths: dict[int, dict[str, None]] = {i: {found.name(i): None} for i in found.leaves}
+        further: dict[int, dict[str, None]] = {}
+        in_shared_part = False
         for item, node, position in found.repeats:
-            if item in paths:
-                paths[item][str(found.place(node, position))] = None
-        if any(item not in paths for item, _, _ in found.repeats):  # a part with leaves of its own
+            if found.records[item] is None:
+                further.setdefault(item, {})[str(found.place(node, position))] = None
+            else:
+                in_shared_part = True
+        if in_shared_part:
             for steps, item in places(found, len(found.leaves) + _EXTRA_PLACES):
-                paths[item][str(Path(steps))] = None
-        return {item: list(known) for item, known in paths.items()}
+                further.setdefault(item, {})[str(Path(steps))] = None
+        return further
 
     def _told(self, position: int) -> tuple[tuple[int, ...], str, int, str]:
         """Returns shape, dtype, bytes and device of a leaf."""
@@ -129,10 +134,18 @@ class Ties:
         """The storages that more than one leaf reads."""
         return tuple(storage for storage in self.storages if len(storage.leaves) > 1)
 
-    @property
+    @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The paths of the leaves of each tie."""
-        return tuple(tuple(leaf.path for leaf in storage.leaves) for storage in self.tied)
+        groups = []
+        for one in self._groups:
+            members = [one] if isinstance(one, int) else one.cluster.members
+            items = [self._walk.leaves[member] for member in members]
+            if len(items) > 1 or items[0] in self._further:
+                group = tuple(path for item in items for path in self._paths(item))
+                if len(group) > 1:
+                    groups.append(group)
+        return tuple(groups)
 
     @cached_property
     def nbytes(self) -> int:
@@ -184,7 +197,7 @@ class Ties:
         return "\n".join(_lines(self))
 
     def __repr__(self) -> str:
-        return f"<Ties: {len(self._groups)} storages, {len(self.tied)} of them tied>"
+        return f"<Ties: {len(self._groups)} storages, {len(self.groups)} of them tied>"
 
     def _repr_html_(self) -> str:
         return _html(self)
@@ -248,10 +261,10 @@ def _near_misses(found: Walk, groups: Iterable[Any]) -> Iterator[str]:
             yield f"{listed}: one buffer, no shared element"
 
 
-def _report(report: Ties, one: Any, paths: dict[int, list[str]]) -> StorageReport:
+def _report(report: Ties, one: Any) -> StorageReport:
     if isinstance(one, int):
         shape, dtype, nbytes, device = report._told(one)
-        first, *rest = paths[report._walk.leaves[one]]
+        first, *rest = report._paths(report._walk.leaves[one])
         whole = Layout.whole(shape)
         leaves = [LeafReport(first, "", whole), *(LeafReport(p, first, whole) for p in rest)]
         return StorageReport(first, shape, dtype, nbytes, device, tuple(leaves))
@@ -262,7 +275,7 @@ def _report(report: Ties, one: Any, paths: dict[int, list[str]]) -> StorageRepor
         text = "" if number == storage.whole else how(storage, reader)
         if storage.whole < 0:
             text += _overlap(storage, number)
-        first, *rest = paths[reader.item]
+        first, *rest = report._paths(reader.item)
         leaves.append(LeafReport(first, text, reader.layout))
         alias = text or storage.name
         leaves += [LeafReport(path, alias, reader.layout) for path in rest]
