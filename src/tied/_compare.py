@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from tied._errors import UntiedError, UntiedWarning
-from tied._storage import reading
+from tied._reading import reading
 from tied._ties import Ties, ties
 
 

@@ -11,8 +11,11 @@ from tied import _hidden, arrays
 from tied._errors import DeviceError, DeviceWarning, DtypeError, TiedError
 from tied._match import Partners
 from tied._node import kinds
-from tied._skeleton import Plan, attach_to
-from tied._storage import Cluster, Storage, clusters, located, shared, single, spread
+from tied._overlap import Cluster, clusters
+from tied._plan import Plan, attach_to
+from tied._reading import located
+from tied._spread import spread
+from tied._storage import Storage, shared, single
 from tied._walk import Walk, steady, walk
 from tied.arrays import Library
 

@@ -12,18 +12,11 @@ import numpy as np
 
 from tied import _hidden
 from tied._layout import Layout
+from tied._overlap import Cluster, clusters
 from tied._path import Path
 from tied._places import places, uses
-from tied._storage import (
-    Cluster,
-    Storage,
-    clusters,
-    covered,
-    how,
-    reading,
-    representative,
-    shared,
-)
+from tied._reading import how, reading
+from tied._storage import Storage, covered, representative, shared
 from tied._walk import Walk, steady, walk
 
 _EXTRA_PLACES = 100_000  # listed beyond one for each leaf

@@ -6,7 +6,7 @@ from typing import Any
 
 from tied import arrays
 from tied._errors import TiedError
-from tied._storage import clusters
+from tied._overlap import clusters
 from tied._walk import walk
 from tied.arrays import Library, Span
 
