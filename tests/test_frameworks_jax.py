@@ -259,6 +259,60 @@ def test_a_bundle_of_an_equinox_module_is_called_like_it() -> None:
         bundle.weight = x
 
 
+BUNDLED: dict[str, Callable[[], Any]] = {
+    "dict": lambda: {"weight": (w := jnp.ones((2, 3))), "transposed": tied.transpose(w)},
+    "equinox": cell,
+    "nnx": network,
+}
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundle_reports_the_ties_of_its_model(name: str) -> None:
+    model = BUNDLED[name]()
+    bundle = tied.Bundle(model)
+    assert tied.ties(bundle).groups == tied.ties(model).groups
+    tied.check(bundle, model)
+    after = tied.f16(bundle)
+    assert type(after) is tied.Bundle
+    tied.check(after, model)
+    assert list(after.storages) == list(bundle.storages)
+
+
+def test_a_bundle_of_a_container_is_one() -> None:
+    bundle = tied.Bundle(BUNDLED["dict"]())
+    assert len(bundle) == 2
+    assert list(bundle) == ["weight", "transposed"]
+    assert "weight" in bundle
+    assert "head" not in bundle
+    w = jnp.ones(2)
+    assert [x.shape for x in tied.Bundle([w, w])] == [(2,), (2,)]
+
+
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "jit": lambda b: jax.jit(lambda b: b)(b),
+    "eval_shape": lambda b: jax.eval_shape(lambda b: b, b),
+    "while_loop": lambda b: jax.lax.while_loop(lambda c: False, lambda c: c, b),
+    "cond": lambda b: jax.lax.cond(True, lambda b: b, lambda b: b, b),
+    "device_put": lambda b: jax.device_put(b, jax.devices()[2]),
+    "filter_jit": lambda b: eqx.filter_jit(lambda b: b)(b),
+    "partition": lambda b: eqx.combine(*eqx.partition(b, eqx.is_array)),
+    "pickle": lambda b: pickle.loads(pickle.dumps(b)),
+    "optax": lambda b: optax.apply_updates(
+        b, optax.adam(0.1).update(b, optax.adam(0.1).init(b), b)[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_bundle_comes_back_from_jax_as_a_bundle(transform: str) -> None:
+    bundle = tied.Bundle(cell())
+    after = TRANSFORMS[transform](bundle)
+    assert type(after) is tied.Bundle
+    assert after.skeleton == bundle.skeleton
+    assert list(after.storages) == ["weight", "bias"]
+    assert after.transposed.shape == (3, 2)
+
+
 # ------------------------------------------------------------------------------ linen and optax
 
 
