@@ -107,7 +107,7 @@ each_wrapper = pytest.mark.parametrize("wrapper", STRUCTURED)
 
 
 def make(library: str) -> Any:
-    """Other numbers in either triangle, so that the wrong one shows; whole, so that sums are exact."""
+    """Other numbers in either triangle, so that the wrong one shows; whole, so sums are exact."""
     values = np.arange(1, 10).reshape(3, 3)
     return MAKE[library]((values + 1j * (values.T + 2)).astype("complex64"))
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import oracle
@@ -80,7 +80,7 @@ def assert_gradients(found: dict[str, Any], expected: dict[str, np.ndarray]) -> 
         assert oracle.numpy(found[name]).tolist() == expected[name].tolist(), name
 
 
-@LAW
+@settings(LAW, max_examples=20)
 @given(recipe=recipes("jax", dtypes=("float32",)))
 def test_law_7_jax_grad_on_the_storages(recipe: Any) -> None:
     model = recipe.build().model
