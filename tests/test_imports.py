@@ -25,6 +25,7 @@ ORDER = """
     tied.arrays.computed
     tied.arrays.view
     tied.arrays.numpy
+    tied.arrays.tensors
     tied.arrays.torch
     tied.arrays.jax
     tied.arrays.lazy
@@ -43,7 +44,11 @@ ORDER = """
     tied.nodes.frameworks
     tied._walk
     tied._places
+    tied._overlap
     tied._storage
+    tied._reading
+    tied._spread
+    tied._plan
     tied._where
     tied._skeleton
     tied._match

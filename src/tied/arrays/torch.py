@@ -14,6 +14,19 @@ from tied._layout import Layout
 from tied._steps import Step
 from tied.arrays.library import KEEP_OUT, NO_HALVES, Geometry, Library, Place, Span
 from tied.arrays.numpy import Window
+from tied.arrays.tensors import (
+    PLAIN,
+    STEPS,
+    address,
+    data_ptr,
+    is_only_python,
+    is_sharded,
+    is_tracked,
+    is_wrapped,
+    recorded,
+    reinterpret,
+    sparse_parts,
+)
 from tied.arrays.view import View
 
 _COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
@@ -24,7 +37,6 @@ _CASTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # quicker than `t
     "float64": torch.Tensor.double,
 }
 _spaces: dict[torch.device, str] = {torch.device("cpu"): "cpu"}
-_plain_types = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def claims(cls: type) -> bool:
@@ -36,25 +48,7 @@ def claims(cls: type) -> bool:
         return False
     if any(base.__name__ == "UninitializedTensorMixin" for base in cls.__mro__):
         return False
-    return not hasattr(cls, "__tensor_flatten__") or _local(cls)
-
-
-def _local(cls: type) -> bool:
-    return any(base.__name__ == "DTensor" for base in cls.__mro__)
-
-
-def is_wrapped(x: torch.Tensor) -> bool:
-    """Returns whether a transform of `torch.func` is at work on `x`."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
-
-
-def is_tracked(x: torch.Tensor) -> bool:
-    """Returns whether gradients flow through `x` to something before it."""
-    if type(x) is torch.nn.Parameter:  # always a leaf
-        return False
-    return is_wrapped(x) or (
-        x.requires_grad and not (x.is_leaf and isinstance(x, torch.nn.Parameter))
-    )
+    return not hasattr(cls, "__tensor_flatten__") or is_sharded(cls)
 
 
 class Torch(Library):
@@ -64,7 +58,7 @@ class Torch(Library):
 
     def places(self, arrays: Sequence[torch.Tensor]) -> list[Place]:
         found: list[Place] = []
-        append, spaces, plain = found.append, _spaces, _plain_types
+        append, spaces, plain = found.append, _spaces, PLAIN
         for x in arrays:
             try:
                 if type(x) in plain and x.is_contiguous():
@@ -86,9 +80,9 @@ class Torch(Library):
         return self._space_of(x), *geometry.extent, x.is_contiguous()
 
     def _space_of(self, x: torch.Tensor) -> Any:
-        if _local(type(x)):
+        if is_sharded(type(x)):
             return ("sharded", x._local_tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
-        if _address(x):
+        if address(x):
             return _spaces.setdefault(x.device, str(x.device))
         return ("storage", x.untyped_storage()._cdata)
 
@@ -96,11 +90,11 @@ class Torch(Library):
         if x.layout is not torch.strided or x.is_quantized:
             return None
         itemsize = x.element_size()
-        if type(x) in _plain_types and (address := _data_ptr(x)):
+        if type(x) in PLAIN and (start := data_ptr(x)):
             strides = tuple([stride * itemsize for stride in x.stride()])
             flags = x.is_conj(), x.is_neg()
-            return Geometry(address, tuple(x.shape), strides, itemsize, self.dtype(x), *flags)
-        part = x._local_tensor if _local(type(x)) else x  # type: ignore[attr-defined]
+            return Geometry(start, tuple(x.shape), strides, itemsize, self.dtype(x), *flags)
+        part = x._local_tensor if is_sharded(type(x)) else x  # type: ignore[attr-defined]
         try:
             strides = tuple(stride * itemsize for stride in x.stride())
             part.untyped_storage()
@@ -108,7 +102,7 @@ class Torch(Library):
             return None
         offset = int(part.storage_offset()) * itemsize
         return Geometry(
-            offset if part is not x else _address(x) or offset,
+            offset if part is not x else address(x) or offset,
             tuple(x.shape),
             strides,
             itemsize,
@@ -118,20 +112,20 @@ class Torch(Library):
         )
 
     def span(self, x: torch.Tensor) -> Span:
-        if _local(type(x)):
+        if is_sharded(type(x)):
             return self.span(x._local_tensor)  # type: ignore[attr-defined]
         geometry = self.geometry(x)
         device = self.device(x)
         if geometry is None:
             return Span(device, id(x), 0, self.nbytes(x))
         start, stop = geometry.extent
-        allocation = "memory" if _address(x) else x.untyped_storage()._cdata
+        allocation = "memory" if address(x) else x.untyped_storage()._cdata
         return Span(device, allocation, start, stop if x.numel() else start)
 
     def nbytes(self, x: torch.Tensor) -> int:
         if x.layout is torch.strided:
             return int(x.numel() * x.element_size())
-        return sum(part.nbytes for part in _sparse_parts(x))
+        return sum(part.nbytes for part in sparse_parts(x))
 
     def device(self, x: torch.Tensor) -> str:
         return str(x.device)
@@ -186,7 +180,7 @@ class Torch(Library):
         return found
 
     def compact(self, x: torch.Tensor) -> torch.Tensor:
-        if x.layout is not torch.strided or x.is_meta or type(x) not in _plain_types:
+        if x.layout is not torch.strided or x.is_meta or type(x) not in PLAIN:
             return x
         if x.untyped_storage().nbytes() <= x.nbytes:
             return x
@@ -201,14 +195,14 @@ class Torch(Library):
         x = x.conj() if x.is_conj() else x
         x = torch._neg_view(x) if x.is_neg() else x
         itemsize = x.element_size()
-        first = _address(x) - x.storage_offset() * itemsize if _address(x) else 0
+        first = address(x) - x.storage_offset() * itemsize if address(x) else 0
         inside = start >= first and start + units <= first + x.untyped_storage().nbytes()
-        if units % itemsize or not inside or _local(type(x)):
+        if units % itemsize or not inside or is_sharded(type(x)):
             return self._foreign_window(x, start, units)
         return x.as_strided((units // itemsize,), (1,), (start - first) // itemsize)
 
     def _foreign_window(self, x: torch.Tensor, start: int, units: int) -> torch.Tensor:
-        if x.device.type != "cpu" or _local(type(x)) or not _address(x):
+        if x.device.type != "cpu" or is_sharded(type(x)) or not address(x):
             raise TieError("leaves over separate allocations of a device can't be read as one")
         memory = torch.from_numpy(np.asarray(Window(x, start, units, writeable=True)))
         return memory.view(x.dtype) if units % x.element_size() == 0 else memory
@@ -224,7 +218,7 @@ class Torch(Library):
             return x.resolve_conj().resolve_neg().permute(tuple(order)).reshape(-1), False
         if len(order) == 1 and x.is_contiguous():
             return x, True
-        if _local(type(x)):
+        if is_sharded(type(x)):
             return x.permute(tuple(order)), True  # flattened, its shards would be gathered
         y = x.permute(tuple(order)).reshape(-1)
         return y, y._is_view() or y is x
@@ -243,8 +237,8 @@ class Torch(Library):
         if min(layout.strides, default=0) < 0:
             return View(flat.reshape(base_shape), layout)
         if layout.dtype is not None:
-            x = _reinterpret(flat, layout)
-        elif connected or type(flat) not in _plain_types:
+            x = reinterpret(flat, layout)
+        elif connected or type(flat) not in PLAIN:
             steps = Layout(layout.shape, layout.strides, layout.offset).steps(base_shape)
             x = self.apply(flat.reshape(base_shape), steps)
         else:
@@ -252,7 +246,7 @@ class Torch(Library):
             x = flat.detach().as_strided(layout.shape, layout.strides, start)
         x = x.conj() if layout.conj else x
         x = torch._neg_view(x) if layout.neg else x
-        if meta is None and type(x) is not torch.Tensor and _is_only_python(type(x)):
+        if meta is None and type(x) is not torch.Tensor and is_only_python(type(x)):
             x = x.as_subclass(torch.Tensor)
         return x if connected else self.dress(x, meta)
 
@@ -268,14 +262,14 @@ class Torch(Library):
         if is_tracked(x) or (type(x) is cls and x.requires_grad == requires_grad):
             return x
         requires_grad = requires_grad and (x.is_floating_point() or x.is_complex())
-        if not _local(cls) and cls is not torch.Tensor:
+        if not is_sharded(cls) and cls is not torch.Tensor:
             made = torch.Tensor._make_subclass(cls, x.detach(), requires_grad)
             return made
         return x.detach().requires_grad_(requires_grad)
 
     def apply(self, x: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
         for step in steps:
-            x = _STEPS[step.op](x, step)
+            x = STEPS[step.op](x, step)
         return x
 
     def quiet(self) -> AbstractContextManager[Any]:
@@ -301,7 +295,7 @@ class Torch(Library):
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
         convert = _CASTS.get(dtype)
         if convert is not None and x.is_floating_point():
-            return _recorded(lambda: convert(x)) if is_tracked(x) else convert(x)
+            return recorded(lambda: convert(x)) if is_tracked(x) else convert(x)
         if x.is_complex():
             if dtype not in _COMPLEX:
                 raise DtypeError(f"PyTorch has no complex dtype of {dtype} parts", hint=NO_HALVES)
@@ -313,7 +307,7 @@ class Torch(Library):
             raise DtypeError(f"PyTorch has no dtype {dtype!r}")
         if x.dtype == wanted:
             return x
-        return _recorded(lambda: x.to(wanted)) if is_tracked(x) else x.to(wanted)
+        return recorded(lambda: x.to(wanted)) if is_tracked(x) else x.to(wanted)
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach().clone()
@@ -363,7 +357,7 @@ class Torch(Library):
     def move(self, x: torch.Tensor, target: torch.device) -> torch.Tensor:
         if x.is_meta and target.type != "meta":
             raise _no_elements(str(target))
-        return _recorded(lambda: x.to(target)) if is_tracked(x) else x.to(target)
+        return recorded(lambda: x.to(target)) if is_tracked(x) else x.to(target)
 
     def accelerator(self) -> torch.device | None:
         return torch.accelerator.current_accelerator(check_available=True)
@@ -400,29 +394,6 @@ class Torch(Library):
         return torch.from_numpy(x) if x.flags.writeable else None
 
 
-def _data_ptr(x: torch.Tensor) -> int:
-    """Returns the address of an ordinary tensor; 0 for all that have none."""
-    try:
-        return 0 if x.is_meta else x.data_ptr()
-    except RuntimeError:
-        return 0
-
-
-def _address(x: torch.Tensor) -> int:
-    try:
-        if x.untyped_storage().device.type == "meta":  # of fake tensors too
-            return 0  # there a pointer is the offset, if it is anything (unsloth#7215)
-        return x.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
-def _recorded(operation: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Does an operation on a tensor that gradients flow through, so that they go on flowing."""
-    with torch.enable_grad():
-        return operation()
-
-
 def _no_elements(target: str) -> DeviceError:
     return DeviceError(
         "a meta tensor has no elements to move",
@@ -434,50 +405,5 @@ def _is_leaf(meta: Any) -> bool:
     """Returns whether a leaf of the model was a leaf of autograd that wants a gradient."""
     return meta is not None and bool(meta[1]) and not meta[2]
 
-
-def _is_only_python(cls: type) -> bool:
-    """Returns whether a subclass only adds Python, and stores its elements as a tensor does."""
-    own: Any = cls
-    return own.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-
-
-def _sparse_parts(x: torch.Tensor) -> list[torch.Tensor]:
-    if x.layout is torch.sparse_coo:
-        return [x._indices(), x._values()]
-    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [x.crow_indices(), x.col_indices(), x.values()]
-    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [x.ccol_indices(), x.row_indices(), x.values()]
-    return []
-
-
-def _reinterpret(flat: torch.Tensor, layout: Layout) -> torch.Tensor:
-    dtype = getattr(torch, str(layout.dtype))
-    if flat.is_complex() and not dtype.is_complex:
-        flat = torch.view_as_real(flat).reshape(-1)
-    flat = flat.detach().view(torch.uint8).view(dtype) if flat.dtype != dtype else flat
-    unit = flat.element_size()
-    if layout.offset % unit or any(stride % unit for stride in layout.strides):
-        raise TieError(f"PyTorch can't read {dtype} elements at unaligned bytes")
-    strides = tuple(stride // unit for stride in layout.strides)
-    return flat.as_strided(layout.shape, strides, flat.storage_offset() + layout.offset // unit)
-
-
-def _take(x: torch.Tensor, step: Step) -> torch.Tensor:
-    (layout,) = step.args
-    return x.reshape(-1)[torch.from_numpy(layout.index()).to(x.device)]
-
-
-_STEPS: dict[str, Any] = {
-    "reshape": lambda x, step: x.reshape(step.args),
-    "permute": lambda x, step: x.permute(step.args),
-    "index": lambda x, step: x[step.key],
-    "flip": lambda x, step: x.flip(step.args),
-    "diagonal": lambda x, step: x.diagonal(*step.args),
-    "broadcast": lambda x, step: x.expand(step.args),
-    "conj": lambda x, step: x.conj(),
-    "neg": lambda x, step: torch._neg_view(x),
-    "take": _take,
-}
 
 LIBRARY = Torch()
