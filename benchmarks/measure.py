@@ -39,16 +39,21 @@ class Row:
         return (self.name, *sides, value, at_most, self.verdict)
 
 
-def clock(f: Callable[[], Any], ready: Callable[[Any], Any] | None) -> float:
-    """Milliseconds of one call. What it returns is dropped after the clock has stopped."""
+ENOUGH = 20.0  # milliseconds of one measurement; shorter calls are repeated within it
+
+
+def clock(f: Callable[[], Any], ready: Callable[[Any], Any] | None, number: int = 1) -> float:
+    """Milliseconds of a call, the mean of `number`. The last result is dropped off the clock."""
+    result = None
     gc.collect()
     gc.disable()  # as timeit does: both sides are spared the same
     try:
         start = time.perf_counter()
-        result = f()
-        if ready is not None:
-            ready(result)
-        return (time.perf_counter() - start) * 1e3
+        for _ in range(number):
+            result = f()
+            if ready is not None:
+                ready(result)
+        return (time.perf_counter() - start) * 1e3 / number
     finally:
         gc.enable()
 
@@ -61,7 +66,7 @@ def race(
     target: float | None = None,
     repeats: int = 21,
     ready: Callable[[Any], Any] | None = None,
-    after: Callable[[], Any] = lambda: None,
+    after: Callable[[], Any] | None = None,
 ) -> Row:
     """Times both sides in turns, each first as often as the other, and compares the medians.
 
@@ -71,14 +76,18 @@ def race(
     """
     sides: tuple[Callable[[], Any], ...] = (ours, peer)
     times: dict[Callable[[], Any], list[float]] = {ours: [], peer: []}
+    number = dict.fromkeys(sides, 1)
     gc.collect()
     gc.freeze()  # so that the collection before each call looks at what the calls made, not at all
     try:
         for turn in range(-2, repeats):
             for side in sides if turn % 2 else sides[::-1]:
-                elapsed = clock(side, ready)
-                after()
-                if turn >= 0:  # the first two are warm-up
+                elapsed = clock(side, ready, number[side])
+                if after is not None:
+                    after()
+                elif turn == -1:  # the first two are warm-up, and say how long a call takes
+                    number[side] = max(1, int(ENOUGH / elapsed))
+                if turn >= 0:
                     times[side].append(elapsed)
     finally:
         gc.unfreeze()

@@ -1,6 +1,6 @@
 """Models of many small layers: what is timed is the bookkeeping, not the arithmetic."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-Pairs = Iterable[tuple[jax.Array, jax.Array]]
+Pairs = list[tuple[jax.Array, jax.Array]]
 
 LAYERS = 500
 WIDTH = 8

@@ -1,9 +1,9 @@
 """One call of a jitted step on the storages, against the same step on the model.
 
-A training step (forward, backward, gradient descent: a thousand arrays in and out), and a call that
-only reads one element of each array: the way in and out alone. Both sides compute the same; what
-differs is how the arrays reach the compiled program and come back. The arithmetic of the training
-step, and what JAX takes to make a thousand arrays of its results, are in both sides.
+A training step (forward, backward, gradient descent: a thousand arrays in and out), and the call
+alone: a thousand arrays go in, one is read. Both sides compute the same; what differs is how the
+arrays reach the compiled program and come back. The arithmetic of the training step, and what JAX
+takes to make a thousand arrays of its results, are in both sides.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,9 +37,7 @@ def objective(
         return jnp.mean(apply(model, x) ** 2)
 
     def touch(model: Any) -> jax.Array:
-        kernels, biases = zip(*pairs(model), strict=True)
-        firsts = jnp.stack([kernel[0, 0] for kernel in kernels])
-        return jnp.dot(firsts, jnp.stack([bias[0] for bias in biases]))
+        return pairs(model)[0][1][0]
 
     return touch if kind == "call alone" else loss
 
@@ -54,7 +52,8 @@ def on_storages(kind: str, model: Any, apply: Apply, pairs: Callable[[Any], mode
     def training(storages: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return jax.tree.map(descend, storages, jax.grad(value)(storages))
 
-    step = jax.jit(training if kind == "training step" else value)
+    # Without keep_unused the arrays that the call does not read would stay outside.
+    step = jax.jit(training if kind == "training step" else value, keep_unused=True)
     return lambda: step(storages)
 
 
@@ -64,8 +63,14 @@ def on_pytree(kind: str, model: Any) -> Call:
     def training(model: Any) -> Any:
         return jax.tree.map(descend, model, jax.grad(value)(model))
 
-    step = jax.jit(training if kind == "training step" else value)
+    step = jax.jit(training if kind == "training step" else value, keep_unused=True)
     return lambda: step(model)
+
+
+def on_bundle(model: Any) -> Call:
+    step = jax.jit(lambda bundle: bundle["layers"][0]["bias"][0], keep_unused=True)
+    bundle = tied.Bundle(model)
+    return lambda: step(bundle)
 
 
 def on_equinox(kind: str, model: models.EquinoxStack) -> Call:
@@ -75,6 +80,7 @@ def on_equinox(kind: str, model: models.EquinoxStack) -> Call:
         gradient = eqx.filter_grad(value)(model)
         return eqx.apply_updates(model, jax.tree.map(lambda g: -0.01 * g, gradient))
 
+    # filter_jit has no keep_unused: it may leave the unread arrays outside.
     step = eqx.filter_jit(training if kind == "training step" else value)
     return lambda: step(model)
 
@@ -86,7 +92,7 @@ def on_nnx(kind: str, model: models.NNXStack) -> Call:
         gradient = nnx.grad(value)(model)
         nnx.update(model, jax.tree.map(descend, nnx.state(model, nnx.Param), gradient))
 
-    step = nnx.jit(training if kind == "training step" else value)
+    step = nnx.jit(training if kind == "training step" else value, keep_unused=True)
 
     def call() -> Any:
         result = step(model)
@@ -97,6 +103,13 @@ def on_nnx(kind: str, model: models.NNXStack) -> Call:
 
 def rows() -> Iterator[Row]:
     plain, equinox, flax = models.nested(), models.EquinoxStack(), models.NNXStack()
+    yield race(
+        "call alone on a Bundle / jax.jit on a nested dict",
+        on_bundle(plain),
+        on_pytree("call alone", plain),
+        repeats=41,
+        ready=jax.block_until_ready,
+    )
     for kind in STEPS:
         sides = {
             "jax.jit on a nested dict": (
