@@ -48,20 +48,20 @@ def rebuild(found: Walk, model: Any, change: Change, *, everything: bool = False
     """Does what `transform` does, for a walk that is there already."""
     objects, leaves, libraries = found.objects, found.leaves, found.libraries
     items: list[Any] = [None] * len(objects)
+    for one in clusters(found):
+        if isinstance(one, Cluster):
+            _change_shared(found, one, items, change)
+            continue
+        item, library = leaves[one], libraries[one]
+        before = objects[item]
+        try:
+            after = change(found, one, before, library)
+            if after is not before:
+                after = library.settled(before, after, kinds[type(after)])
+        except TiedError as error:
+            raise located(error, single(found, one)[0]) from error
+        items[item] = after
     with steady():
-        for one in clusters(found):
-            if isinstance(one, Cluster):
-                _change_shared(found, one, items, change)
-                continue
-            item, library = leaves[one], libraries[one]
-            before = objects[item]
-            try:
-                after = change(found, one, before, library)
-                if after is not before:
-                    after = library.settled(before, after, kinds[type(after)])
-            except TiedError as error:
-                raise located(error, single(found, one)[0]) from error
-            items[item] = after
         plan = Plan(found, model, everything=everything)
         return plan.build(items, lambda leaf, extras: _attach(found, items, leaf, extras))
 
@@ -178,6 +178,7 @@ def first(one: int | Cluster) -> int:
 def quiet(found: Walk) -> ExitStack:
     """Returns the context in which the libraries of a model change arrays, not recording it."""
     stack = ExitStack()
+    stack.enter_context(steady())
     for library in set(found.libraries):
         stack.enter_context(library.quiet())
     return stack

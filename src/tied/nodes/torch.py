@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
@@ -166,7 +166,10 @@ class SlotNode(Node):
 
 
 class OptimizerNode(Node):
-    """`torch.optim.Optimizer`: parameter groups, state, and the other attributes."""
+    """`torch.optim.Optimizer`: parameter groups, state, and the other attributes.
+
+    As with modules, a rebuilt optimizer has tables of hooks of its own.
+    """
 
     early = True
 
@@ -185,7 +188,8 @@ class OptimizerNode(Node):
         return object.__new__(cls)
 
     def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
-        x.__dict__.update(zip(keys, values, strict=True))
+        own = zip(keys, values, strict=True)
+        x.__dict__.update((k, v.copy() if type(v) is OrderedDict else v) for k, v in own)
         if static is not None:
             step, old = static
             x.__dict__["step"] = _rebound(step, old, x)
@@ -199,7 +203,7 @@ def _rebound(step: Any, old: weakref.ref[Any], new: Any) -> Any:
     if not isinstance(step, types.FunctionType):
         return step
     cells = tuple(
-        types.CellType(weakref.ref(new)) if cell.cell_contents == old else cell
+        types.CellType(weakref.ref(new)) if cell == types.CellType(old) else cell
         for cell in step.__closure__ or ()
     )
     made = types.FunctionType(step.__code__, step.__globals__, step.__name__, None, cells)
