@@ -74,6 +74,23 @@ def test_of_several_views_the_error_names_all_paths() -> None:
     )  # fmt: skip
 
 
+def test_of_leaves_that_only_overlap_the_error_shows_each() -> None:
+    buffer = np.zeros(100)
+    refuse(
+        tied.TieError,
+        ("left", "right"),
+        """
+        map cannot change the shape of a storage that is read as a view
+          storage  left   (100,) -> (99,)
+          view     left reads elements 0 to 59
+          view     right reads elements 40 to 99
+          Return an array of shape (100,), or give left memory of its own first (a copy)
+        """,
+        lambda m: tied.map(lambda x: x[1:], m),
+        {"left": buffer[:60], "right": buffer[40:]},
+    )
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_a_cast_under_a_byte_view(library: str) -> None:
     w = matrix() if library == "numpy" else torch.ones(3, 2)
