@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tied import arrays
+from tied._node import Node, Opened, declare
+from tied._path import Step
 from tied._skeleton import Skeleton, split
 
 
@@ -51,7 +54,7 @@ class Bundle:
         return self._model
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in Bundle.__slots__:
+        if name.startswith("__") or name in (*Bundle.__slots__, "model"):
             raise AttributeError(name)
         return getattr(self.model, name)
 
@@ -65,6 +68,15 @@ class Bundle:
 
     def __getitem__(self, key: Any) -> Any:
         return self.model[key]
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.model)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.model
 
     def __repr__(self) -> str:
         return f"Bundle({', '.join(self.storages)})"
@@ -85,6 +97,18 @@ def _revive(skeleton: Skeleton, storages: dict[str, Any]) -> Bundle:
     _set(bundle, skeleton, storages)
     return bundle
 
+
+class BundleNode(Node):
+    """A bundle is its model to a walk, so that it is reported, cast and moved as that."""
+
+    def open(self, x: Bundle) -> Opened:
+        return (Step("inside", "model"),), [x.skeleton.merge(x.storages)], None
+
+    def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
+        return Bundle(values[0])
+
+
+declare(Bundle, BundleNode())
 
 _done: list[bool] = []
 

@@ -31,6 +31,8 @@ class Node:
         step: What a key is, for paths: "attr", "key", "index", or "mixed" where the keys are
             `Step`s themselves.
         early: Whether an instance can be made before its children are there (cycles need it).
+        stands_in: Whether the instances are made by another node's `open`, and are no part of the
+            model themselves; they are put back even where they hold nothing.
         is_counter: Whether its child counts the steps of an optimizer: neither cast nor moved.
         lazy: Whether `static` is the instance until `settle` takes from it what is needed.
     """
@@ -40,6 +42,7 @@ class Node:
     early = False
     lazy = False
     is_counter = False
+    stands_in = False
 
     def open(self, x: Any) -> Opened | None:
         """Returns keys, children (a new list) and the rest; `None` if `x` holds nothing.

@@ -31,8 +31,9 @@ class Plan:
         self.hung = {extras: leaf for leaf, extras in found.extras}
         keeps: Any = b"\1" * self.count if everything else found.holders()
         if not everything:
-            for extras in self.hung:
-                keeps[extras] = 1
+            for record in found.records:
+                if record is not None and record.node.stands_in:
+                    keeps[record.item] = 1
         self.records = self._records(found, keeps)
         self.root = found.root if found.root != STATIC and keeps[found.root] else STATIC
         self.model = model if self.root == STATIC else None

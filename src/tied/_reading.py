@@ -47,6 +47,9 @@ def how(storage: Storage, reader: Reader) -> str:
         if reader.layout.is_whole(shape):
             return name
     layout = reader.layout
+    rows = _rows(layout, shape)
+    if rows is not None:
+        return f"{name}[{rows}]"
     if layout.dtype is not None and storage.dtype[:1] in "[{":
         return _field(storage, layout, name)
     return layout.describe(shape, name, base_dtype=storage.dtype)
@@ -64,6 +67,23 @@ def _is_run(layout: Layout) -> bool:
     """Returns whether a leaf reads neighbouring elements in their order, as they are."""
     plain = layout.dtype is None and not (layout.conj or layout.neg) and 0 not in layout.shape
     return plain and layout.strides == Layout.whole(layout.shape).strides
+
+
+def _rows(layout: Layout, shape: tuple[int, ...]) -> str | None:
+    """Returns the index of a leaf that reads whole rows, found without a search for steps."""
+    if layout.dtype is not None or layout.conj or layout.neg or len(shape) < 1 or 0 in shape:
+        return None
+    strides = Layout.whole(shape).strides
+    row, inside = divmod(layout.offset, strides[0])
+    if inside or (layout.shape, layout.strides) == (shape, strides):
+        return None
+    if (layout.shape, layout.strides) == (shape[1:], strides[1:]):
+        return str(row)
+    same_rows = len(layout.shape) == len(shape) and layout.shape[1:] == shape[1:]
+    if same_rows and layout.strides == strides and layout.shape[0] > 1:
+        stop = row + layout.shape[0]
+        return f"{row or ''}:{stop if stop < shape[0] else ''}"
+    return None
 
 
 def _field(storage: Storage, layout: Layout, name: str) -> str:

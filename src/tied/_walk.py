@@ -36,6 +36,8 @@ class Extras:
 class ExtrasNode(Node):
     """See `Extras`; put back as a dict, which the leaf's library hangs on the new leaf."""
 
+    stands_in = True
+
     def open(self, x: Any) -> Any:
         return tuple(x.values), list(x.values.values()), None
 

@@ -104,6 +104,8 @@ class Jax(Library):
         return View(flat, layout)
 
     def apply(self, x: Any, steps: Sequence[Step]) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.eval_shape(lambda x: apply_steps(x, steps), x)
         return apply_steps(x, steps)
 
     def agrees(self, a: Any, b: Any) -> bool:

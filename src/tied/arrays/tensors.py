@@ -25,13 +25,19 @@ def is_wrapped(x: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
-def is_tracked(x: torch.Tensor) -> bool:
+def flows(x: torch.Tensor) -> bool:
     """Returns whether gradients flow through `x` to something before it."""
     if type(x) is torch.nn.Parameter:  # always a leaf
         return False
-    return is_wrapped(x) or (
-        x.requires_grad and not (x.is_leaf and isinstance(x, torch.nn.Parameter))
-    )
+    return is_wrapped(x) or (x.requires_grad and not x.is_leaf)
+
+
+def wants_all(x: torch.Tensor) -> bool:
+    """Returns whether a storage is to get the gradients of all leaves that are put over it.
+
+    A `Parameter` is put back as the leaf of autograd that it was.
+    """
+    return flows(x) or (x.requires_grad and not isinstance(x, torch.nn.Parameter))
 
 
 def data_ptr(x: torch.Tensor) -> int:

@@ -19,13 +19,14 @@ from tied.arrays.tensors import (
     STEPS,
     address,
     data_ptr,
+    flows,
     is_only_python,
     is_sharded,
-    is_tracked,
     is_wrapped,
     recorded,
     reinterpret,
     sparse_parts,
+    wants_all,
 )
 from tied.arrays.view import View
 
@@ -208,11 +209,12 @@ class Torch(Library):
         return memory.view(x.dtype) if units % x.element_size() == 0 else memory
 
     def tracked(self, x: torch.Tensor, metas: Sequence[Any]) -> bool:
-        return is_tracked(x) or (x.requires_grad and not any(map(_is_leaf, metas)))
+        return wants_all(x) or (x.requires_grad and not any(map(_is_leaf, metas)))
 
     def follows(self, meta: Any) -> bool:
         return meta is not None and bool(meta[2])
 
+    @torch.enable_grad()
     def flat(self, x: torch.Tensor, order: Sequence[int]) -> tuple[torch.Tensor, bool]:
         if x.is_conj() or x.is_neg():
             return x.resolve_conj().resolve_neg().permute(tuple(order)).reshape(-1), False
@@ -223,6 +225,7 @@ class Torch(Library):
         y = x.permute(tuple(order)).reshape(-1)
         return y, y._is_view() or y is x
 
+    @torch.enable_grad()
     def read(
         self,
         flat: Any,
@@ -259,7 +262,7 @@ class Torch(Library):
             if type(x) is torch.Tensor:
                 made: torch.Tensor = torch.Tensor._make_subclass(cls, x, grows)
                 return made
-        if is_tracked(x) or (type(x) is cls and x.requires_grad == requires_grad):
+        if wants_all(x) or (type(x) is cls and x.requires_grad == requires_grad):
             return x
         requires_grad = requires_grad and (x.is_floating_point() or x.is_complex())
         if not is_sharded(cls) and cls is not torch.Tensor:
@@ -277,7 +280,7 @@ class Torch(Library):
 
     def call(self, function: Any, x: torch.Tensor) -> Any:
         """Calls `function` on a storage; an autograd leaf is given to it outside of autograd."""
-        if not x.requires_grad or is_tracked(x):
+        if not x.requires_grad or flows(x):
             return function(x)
         with torch.no_grad():
             return function(x)
@@ -295,7 +298,7 @@ class Torch(Library):
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
         convert = _CASTS.get(dtype)
         if convert is not None and x.is_floating_point():
-            return recorded(lambda: convert(x)) if is_tracked(x) else convert(x)
+            return recorded(lambda: convert(x)) if flows(x) else convert(x)
         if x.is_complex():
             if dtype not in _COMPLEX:
                 raise DtypeError(f"PyTorch has no complex dtype of {dtype} parts", hint=NO_HALVES)
@@ -307,7 +310,7 @@ class Torch(Library):
             raise DtypeError(f"PyTorch has no dtype {dtype!r}")
         if x.dtype == wanted:
             return x
-        return recorded(lambda: x.to(wanted)) if is_tracked(x) else x.to(wanted)
+        return recorded(lambda: x.to(wanted)) if flows(x) else x.to(wanted)
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach().clone()
@@ -329,7 +332,7 @@ class Torch(Library):
         dtype = arrays[0].dtype
         for x in arrays:
             dtype = torch.promote_types(dtype, x.dtype)
-        flat = [x if is_tracked(x) else x.detach() for x in arrays]
+        flat = [x if flows(x) else x.detach() for x in arrays]
         return torch.cat([x.reshape(-1).to(dtype) for x in flat])
 
     def as_dtype(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -357,7 +360,7 @@ class Torch(Library):
     def move(self, x: torch.Tensor, target: torch.device) -> torch.Tensor:
         if x.is_meta and target.type != "meta":
             raise _no_elements(str(target))
-        return recorded(lambda: x.to(target)) if is_tracked(x) else x.to(target)
+        return recorded(lambda: x.to(target)) if flows(x) else x.to(target)
 
     def accelerator(self) -> torch.device | None:
         return torch.accelerator.current_accelerator(check_available=True)

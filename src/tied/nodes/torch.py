@@ -107,6 +107,7 @@ class FixedNode(Node):
     """See `Fixed`."""
 
     is_counter = True
+    stands_in = True
 
     def open(self, x: Fixed) -> Opened:
         return (Step("inside", "value"),), [x.value], None
@@ -127,6 +128,8 @@ class Slots:
 
 class SlotsNode(Node):
     """See `Slots`."""
+
+    stands_in = True
 
     def open(self, x: Slots) -> Opened:
         keys: list[Step] = []
@@ -153,6 +156,7 @@ class SlotNode(Node):
     """See `Slot`."""
 
     step = "key"
+    stands_in = True
 
     def open(self, x: Slot) -> Opened:
         values = [
