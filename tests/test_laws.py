@@ -121,7 +121,7 @@ def test_law_2_map_keeps_ties(library: str, data: Any) -> None:
     mapped = tied.map(clone(library), built.model)
     assert_ties_of_plan(built, mapped)
     oracle.assert_same(built.model, mapped)
-    assert tied.ties(mapped) == tied.ties(built.model)
+    assert tied.ties(mapped).storages == tied.ties(built.model).storages
     assert not tied.compare(built.model, mapped)
 
 

@@ -51,7 +51,7 @@ class Path:
         self.steps = steps
 
     def __str__(self) -> str:
-        return ".".join(name for step in self.steps if (name := step.name()) or step.key == "")
+        return ".".join(step.name() for step in self.steps if step.kind != "inside")
 
     def code(self) -> str:
         """Returns the path as Python code, to put behind the model's name."""

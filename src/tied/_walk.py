@@ -20,6 +20,7 @@ from tied.nodes.containers import OBJECT_ARRAY
 from tied.nodes.objects import WEAK
 
 STATIC = -1
+_INSIDE = Step("inside", "")
 _RECURSE = 50  # nodes less deep are gone through by recursion, which is quicker
 _SHORT = 200  # the names of a chain 100,000 deep would take gigabytes
 
@@ -107,7 +108,7 @@ class Walk:
         self.extras: list[tuple[int, int]] = []
         self.cyclic = False
         self.root = STATIC
-        self._names: dict[int, str] = {-1: ""}
+        self._names: dict[int, str | None] = {-1: None}
 
     def forget(self) -> None:
         """Lets go of the model; names and places can still be told."""
@@ -118,9 +119,9 @@ class Walk:
 
     def step(self, node: int, position: int) -> Step:
         """Returns the step from a node to the child at `position`."""
-        record = self.records[node]
-        if record is None:  # the extras of a leaf
-            return Step("inside", "")
+        record = self.records[node] if node >= 0 else None
+        if record is None:  # the root, or the extras of a leaf
+            return _INSIDE
         key = record.keys[position]
         return key if type(key) is Step else Step(record.node.step, key)
 
@@ -147,19 +148,14 @@ class Walk:
             below.append(item)
             item = parents[item]
         found = names[item]
-        while below:
-            item = below.pop()
-            if item == self.root:
-                found = ""
-            else:
-                step = self.step(parents[item], self.positions[item])
+        for item in reversed(below):
+            step = self.step(parents[item], self.positions[item])
+            if step.kind != "inside":
                 name = step.name()
-                inside = not name and step.key != ""
-                above = parents[item] != self.root and parents[item] != -1
-                found = found if inside else f"{found}.{name}" if above else name
-            if len(found) < _SHORT and self.records[item] is not None:
+                found = name if found is None else f"{found}.{name}"
+            if self.records[item] is not None and len(found or "") < _SHORT:
                 names[item] = found
-        return found
+        return found or ""
 
     def holders(self) -> bytearray:
         """Returns for each item whether it is a leaf or holds one."""
