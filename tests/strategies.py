@@ -40,8 +40,11 @@ DTYPES = {
     "torch": ("float32", "float64", "bfloat16", "int32", "complex64"),
     "jax": ("float32", "float16", "int32", "complex64"),
 }
-SHAPES = ((6,), (4, 3), (3, 4), (5, 5), (2, 3, 4), (1,), (), (12,), (0, 3), (2, 1, 3))
+USUAL = ((6,), (4, 3), (3, 4), (5, 5), (2, 3, 4), (12,), (2, 2, 3))
+ODD = ((1,), (), (0, 3), (2, 1, 3))
+SHAPES = USUAL * 4 + ODD
 KINDS = ("plain", *CLASSES, *DICTS, *SEQUENCES)
+ROLES = ("plain", "parameter", "buffer")
 CONSTS = (None, 4, 2.5, "relu", True, (), "4", 1j)
 
 
@@ -51,6 +54,15 @@ def slices(draw: Any, array: np.ndarray) -> Op:
     start = draw(st.integers(0, array.shape[axis]))
     stop = draw(st.integers(start, array.shape[axis]))
     return ("slice", axis, start, stop, draw(st.integers(1, 3)))
+
+
+def halves(shape: tuple[int, ...]) -> list[Op]:
+    """Parts that touch and interleave without a common element: what is easily taken for a tie."""
+    found: list[Op] = []
+    for axis, length in enumerate(shape):
+        found += [("slice", axis, 0, length // 2, 1), ("slice", axis, length // 2, length, 1)]
+        found += [("slice", axis, 0, length, 2), ("slice", axis, 1, length, 2)]
+    return found
 
 
 @st.composite
@@ -83,6 +95,7 @@ def possible(array: np.ndarray, library: str, reinterpret: bool) -> list[Any]:
         axes = st.integers(0, ndim - 1)
         if library != "torch":
             found.append(axes.map(lambda axis: ("flip", axis)))
+        found += [st.sampled_from(halves(array.shape)), st.sampled_from(halves(array.shape))]
         lengths = [axis for axis in range(ndim) if array.shape[axis]]
         if lengths:
             found.append(st.sampled_from(lengths).map(lambda axis: ("int", axis, -1)))
@@ -115,12 +128,17 @@ def bits(array: np.ndarray, library: str, reinterpret: bool) -> list[Any]:
 
 
 @st.composite
-def chains(draw: Any, buffer: Buffer, library: str, reinterpret: bool) -> tuple[Op, ...]:
+def chains(
+    draw: Any, buffer: Buffer, library: str, reinterpret: bool, apart: bool
+) -> tuple[Op, ...]:
     array = buffer.numpy()
     if buffer.dtype == "bfloat16":
         array = array.astype("float16")
     ops: list[Op] = []
-    for _ in range(draw(st.sampled_from([0, 1, 1, 2, 2, 3]))):
+    if apart and array.ndim:
+        ops.append(draw(st.sampled_from(halves(array.shape))))
+        array = look_numpy(array, ops[0])
+    for _ in range(draw(st.sampled_from([1, 0, 1, 2, 2, 3]))):
         op = draw(st.sampled_from(possible(array, library, reinterpret)))
         op = op if isinstance(op, tuple) else draw(op)
         array = array if op[0] == "conj" else look_numpy(array, twin(op))
@@ -139,29 +157,28 @@ def buffers(draw: Any, dtypes: tuple[str, ...]) -> Buffer:
 
 
 @st.composite
-def places(draw: Any, library: str, count: int, modules: bool) -> Leaf:
-    reading = draw(st.integers(0, count - 1))
-    if library == "torch" and modules:
-        return Leaf(reading, draw(st.sampled_from(["plain", "parameter", "buffer"])))
-    return Leaf(reading)
+def places(draw: Any, count: int, roles: tuple[str, ...]) -> list[Leaf]:
+    """Every reading at least once, some twice, in any order."""
+    readings = list(range(count))
+    if count:
+        readings += draw(st.lists(st.sampled_from(readings), max_size=2))
+    order = draw(st.permutations(readings))
+    return [Leaf(reading, draw(st.sampled_from(roles))) for reading in order]
 
 
 @st.composite
-def parts(draw: Any, leaves: Any, kinds: tuple[str, ...], depth: int) -> Any:
-    """A leaf, a setting, or a container of up to three such."""
-    sort = draw(st.sampled_from(["leaf", "leaf", "leaf", "const", "node", "node"]))
-    if sort == "const":
-        return Const(draw(st.sampled_from(CONSTS)))
-    if sort == "leaf" or depth == 0:
-        return draw(leaves)
-    return draw(nodes(leaves, kinds, depth))
-
-
-@st.composite
-def nodes(draw: Any, leaves: Any, kinds: tuple[str, ...], depth: int) -> Node:
-    kind = draw(st.sampled_from(kinds))
-    children = draw(st.lists(parts(leaves, kinds, depth - 1), min_size=depth // 3, max_size=3))
-    return Node(kind, tuple(children))
+def nodes(draw: Any, items: list[Any], kinds: tuple[str, ...]) -> Node:
+    """All the items, in nested containers of at most three parts."""
+    items = list(items)
+    for _ in range(draw(st.integers(0, 2))):
+        items.insert(draw(st.integers(0, len(items))), Const(draw(st.sampled_from(CONSTS))))
+    more = draw(st.integers(0, 3))
+    while len(items) > 3 or more > 0:
+        more -= len(items) <= 3
+        start = draw(st.integers(0, max(len(items) - 2, 0)))
+        chunk = items[start : start + draw(st.integers(len(items) > 3, 2)) + 1]
+        items[start : start + len(chunk)] = [Node(draw(st.sampled_from(kinds)), tuple(chunk))]
+    return Node(draw(st.sampled_from(kinds)), tuple(items))
 
 
 def numbered(node: Node) -> list[Node]:
@@ -203,14 +220,15 @@ def recipes(
         modules: Allow torch modules and parameters.
         dtypes: Of the buffers, if not all that the library has.
     """
-    made = draw(st.lists(buffers(dtypes or DTYPES[library]), min_size=1, max_size=3))
+    made = draw(st.lists(buffers(dtypes or DTYPES[library]), min_size=1, max_size=2))
+    bits_too = reinterpret and library != "jax"
+    apart = draw(st.sampled_from([False, True]))
     reads: list[Reading] = []
-    for _ in range(draw(st.integers(1, 6))):
-        index = draw(st.integers(0, len(made) - 1))
-        reads.append(
-            Reading(index, draw(chains(made[index], library, reinterpret and library != "jax")))
-        )
-    leaves = places(library, len(reads), modules)
-    kinds = (*KINDS, "module", "module", "module") if library == "torch" and modules else KINDS
-    root = draw(nodes(leaves, kinds, 3))
+    for _ in range(draw(st.sampled_from([2, 3, 4, 5, 6, 1, 0]))):
+        index = draw(st.sampled_from([0, 0, len(made) - 1]))
+        ops = draw(chains(made[index], library, bits_too, apart))
+        reads.append(Reading(index, ops))
+    torch = library == "torch" and modules
+    leaves = draw(places(len(reads), ROLES if torch else ROLES[:1]))
+    root = draw(nodes(leaves, (*KINDS, *["module"] * 4) if torch else KINDS))
     return Recipe(library, tuple(made), tuple(reads), root, draw(links(root)) if linked else ())
