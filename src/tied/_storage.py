@@ -87,12 +87,11 @@ def shared(walk: Walk, cluster: Cluster) -> tuple[Storage, Any]:
     metas = [walk.libraries[i].meta(objects[leaves[i]]) for i in cluster.members]
     if whole >= 0:
         return covered(walk, cluster, whole, metas), objects[leaves[cluster.members[whole]]]
-    low, high = cluster.extent
-    base, library = _window(walk, cluster.members, low, high)
+    base, library, low = _window(walk, cluster)
     seen = library.geometry(base)
     assert seen is not None
     order = tuple(range(len(seen.shape)))
-    return _outline(walk, cluster, whole, seen, library.name, order, metas), base
+    return _outline(walk, cluster, whole, seen, library.name, order, metas, low), base
 
 
 def covered(
@@ -100,7 +99,8 @@ def covered(
 ) -> Storage:
     """Returns the storage of a cluster whose member `whole` covers it; looks at no array."""
     seen, library = cluster.geometries[whole], walk.libraries[cluster.members[whole]]
-    return _outline(walk, cluster, whole, seen, library.name, _order(seen), metas)
+    low = cluster.extent[0]
+    return _outline(walk, cluster, whole, seen, library.name, _order(seen), metas, low)
 
 
 def _outline(
@@ -111,8 +111,8 @@ def _outline(
     library: str,
     order: tuple[int, ...],
     metas: Sequence[Any] | None,
+    low: int,
 ) -> Storage:
-    low = cluster.extent[0]
     readers = []
     for number, (position, geometry) in enumerate(
         zip(cluster.members, cluster.geometries, strict=True)
@@ -126,15 +126,20 @@ def _outline(
     return Storage(name, library, seen.shape, seen.dtype, order, whole, tuple(readers))
 
 
-def _window(walk: Walk, members: list[int], low: int, high: int) -> tuple[Any, Library]:
-    """Returns the span of a tie that no member covers, as an array, and its library."""
+def _window(walk: Walk, cluster: Cluster) -> tuple[Any, Library, int]:
+    """Returns the span of a tie that no member covers, as an array, its library and its start."""
+    members, (low, high) = cluster.members, cluster.extent
     name = walk.libraries[members[0]].name
     arrays = [walk.objects[walk.leaves[i]] for i in members if walk.libraries[i].name == name]
     library = load(name)
-    base = library.window(library.owner(arrays), low, high - low)
+    owner = library.owner(arrays)
+    units = {g.itemsize for g in cluster.geometries}
+    if len(units) > 1:
+        low, high = library.widened(owner, low, high, max(units))
+    base = library.window(owner, low, high - low)
     kind = kinds[type(base)]
     assert isinstance(kind, Library)
-    return base, kind
+    return base, kind, low
 
 
 def representative(walk: Walk, cluster: Cluster) -> int:

@@ -173,6 +173,13 @@ class Library:
         """Returns the member of a tie through which the memory of all is reached."""
         return members[0]
 
+    def widened(self, x: Any, low: int, high: int, unit: int) -> tuple[int, int]:
+        """Returns a byte range that holds another and begins where elements of `unit` bytes may.
+
+        It stays inside the allocation of `x`.
+        """
+        return low, high
+
     def window(self, x: Any, start: int, units: int) -> Any:
         """Returns the 1-D array of the `units` bytes from `start`, in the space of `x`."""
         raise NotImplementedError

@@ -84,14 +84,16 @@ def sparse_parts(x: torch.Tensor) -> list[torch.Tensor]:
 def reinterpret(flat: torch.Tensor, layout: Layout) -> torch.Tensor:
     """Returns what reads the bits of a storage as another dtype."""
     dtype = getattr(torch, str(layout.dtype))
-    if flat.is_complex() and not dtype.is_complex:
-        flat = torch.view_as_real(flat).reshape(-1)
-    flat = flat.detach().view(torch.uint8).view(dtype) if flat.dtype != dtype else flat
-    unit = flat.element_size()
-    if layout.offset % unit or any(stride % unit for stride in layout.strides):
+    unit = dtype.itemsize
+    start = flat.storage_offset() * flat.element_size() + layout.offset
+    if start % unit or any(stride % unit for stride in layout.strides):
         raise TieError(f"PyTorch can't read {dtype} elements at unaligned bytes")
     strides = tuple(stride // unit for stride in layout.strides)
-    return flat.as_strided(layout.shape, strides, flat.storage_offset() + layout.offset // unit)
+    if flat.is_complex() and dtype == flat.dtype.to_real():
+        pairs = torch.view_as_real(flat).reshape(-1)  # gradients pass through this one
+        return pairs.as_strided(layout.shape, strides, start // unit)
+    made = torch.empty(0, dtype=dtype, device=flat.device)
+    return made.set_(flat.untyped_storage(), start // unit, layout.shape, strides)
 
 
 def _take(x: torch.Tensor, step: Step) -> torch.Tensor:

@@ -191,6 +191,15 @@ class Torch(Library):
         for name, value in extras.items():
             setattr(x, name, value)
 
+    def widened(self, x: torch.Tensor, low: int, high: int, unit: int) -> tuple[int, int]:
+        if is_sharded(type(x)):
+            return low, high
+        offset = int(x.storage_offset()) * x.element_size()
+        first = address(x) - offset if address(x) else 0
+        last = first + x.untyped_storage().nbytes()
+        start, stop = low - (low - first) % unit, high + (first - high) % unit
+        return start, stop if stop <= last else high
+
     def window(self, x: torch.Tensor, start: int, units: int) -> torch.Tensor:
         x = x.detach()
         x = x.conj() if x.is_conj() else x

@@ -106,7 +106,7 @@ class ReduceNode(Node):
         except (TypeError, AttributeError, ValueError, NotImplementedError, RuntimeError) as error:
             raise Closed(str(error)) from error
         if isinstance(reduced, str):
-            return None
+            raise Closed("pickled by its name")
         function, args, state, items, pairs = (*reduced, None, None, None)[:5]
         if function is copyreg.__newobj_ex__:  # type: ignore[attr-defined]
             cls, inner, options = args
@@ -218,7 +218,7 @@ def find(cls: type) -> tuple[bool, Kind]:
     """Returns True and the kind of any type; the last of the finders."""
     if cls in _BY_TYPE:
         return True, _BY_TYPE[cls]
-    if issubclass(cls, (io.IOBase, weakref.ref)):
+    if issubclass(cls, (io.IOBase, weakref.ref, staticmethod, classmethod, property)):
         return True, CLOSED
     if _is_made_of_attributes(cls):
         has_slots = bool(slots(cls)) or not hasattr(cls, "__dict__")
