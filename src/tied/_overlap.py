@@ -15,23 +15,30 @@ import numpy as np
 
 from tied._steps import ghost
 from tied._walk import Walk
-from tied.arrays import Geometry
+from tied.arrays import Geometry, Library
 
 _END = (1 << 64, 1 << 64, -1, True)  # after every interval
 MAX_WORK = 100_000  # of numpy.shares_memory; past it two arrays are taken to meet
 
 
 class Cluster(NamedTuple):
-    """Leaves that are tied, by their positions in `walk.leaves`, and what each reads."""
+    """Leaves that are tied.
+
+    Attributes:
+        members: Their positions in `walk.leaves`, in walk order.
+        geometries: What each reads.
+        dense: Whether each fills its range, in C order.
+    """
 
     members: list[int]
     geometries: list[Geometry]
+    dense: list[bool]
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The first unit that is read, and one past the last."""
+        """The first byte that is read, and one past the last."""
         extents = [g.extent for g in self.geometries]
-        return min(low for low, _ in extents), max(high for _, high in extents)
+        return min(extents)[0], max([high for _, high in extents])
 
 
 def overlap(a: Geometry, b: Geometry) -> bool:
@@ -65,22 +72,15 @@ def repeats_elements(g: Geometry) -> bool:
 def clusters(walk: Walk) -> list[int | Cluster]:
     """Returns the storages of a walk: the position of a leaf that stands alone, or a `Cluster`."""
     spaces: dict[Hashable, list[tuple[int, int, int, bool]]] = {}
-    objects = walk.objects
-    arrays = [objects[item] for item in walk.leaves]
+    objects, leaves = walk.objects, walk.leaves
     found: list[int | Cluster] = []
-    libraries = set(walk.libraries)
+    libraries = by_library(walk)
     has_views = any(library.name == "lazy" for library in libraries)
-    for library in libraries:
-        if len(libraries) == 1:
-            positions: Sequence[int] = range(len(arrays))
-            own = arrays
-        else:
-            positions = [i for i, one in enumerate(walk.libraries) if one is library]
-            own = [arrays[i] for i in positions]
+    for library, positions in libraries.items():
         if not (library.strided or has_views):
             found.extend(positions)  # no array of such a library is a view of another
             continue
-        places = library.places(own)
+        places = library.places([objects[leaves[i]] for i in positions])
         for position, (space, low, high, dense) in zip(positions, places, strict=True):
             known = spaces.get(space)
             if known is None:
@@ -91,6 +91,17 @@ def clusters(walk: Walk) -> list[int | Cluster]:
         _sweep(walk, known, found, has_views)
     found.sort(key=lambda one: one if isinstance(one, int) else one.members[0])
     return found
+
+
+def by_library(walk: Walk) -> dict[Library, Sequence[int]]:
+    """Returns for each array library the positions of its leaves."""
+    libraries = set(walk.libraries)
+    if len(libraries) == 1:
+        return {library: range(len(walk.leaves)) for library in libraries}
+    return {
+        library: [i for i, own in enumerate(walk.libraries) if own is library]
+        for library in libraries
+    }
 
 
 def _geometry(walk: Walk, position: int) -> Geometry | None:
@@ -105,7 +116,7 @@ def _alone(walk: Walk, place: tuple[int, int, int, bool]) -> int | Cluster:
     geometry = _geometry(walk, position)
     if geometry is None or not (lazy or repeats_elements(geometry)):
         return position
-    return Cluster([position], [geometry])
+    return Cluster([position], [geometry], [dense])
 
 
 def _sweep(
@@ -133,9 +144,7 @@ def _groups(walk: Walk, run: list[tuple[int, int, int, bool]]) -> Iterable[int |
     """Joins the leaves of a run that share an element."""
     geometries = [_geometry(walk, place[2]) for place in run]
     if all(place[3] for place in run):  # each fills its interval, and the intervals overlap
-        pairs = zip([place[2] for place in run], geometries, strict=True)
-        known_pairs = sorted((i, g) for i, g in pairs if g is not None)
-        yield Cluster([i for i, _ in known_pairs], [g for _, g in known_pairs])
+        yield _cluster(run, geometries, list(range(len(run))))
         return
     parent = list(range(len(run)))
     for apart in _interleaved(_distinct(geometries, parent), geometries):
@@ -147,9 +156,15 @@ def _groups(walk: Walk, run: list[tuple[int, int, int, bool]]) -> Iterable[int |
         if len(group) == 1:
             yield _alone(walk, run[group[0]])
         else:
-            group.sort(key=lambda i: run[i][2])
-            known = [geometry for i in group if (geometry := geometries[i]) is not None]
-            yield Cluster([run[i][2] for i in group], known)
+            yield _cluster(run, geometries, group)
+
+
+def _cluster(
+    run: list[tuple[int, int, int, bool]], geometries: list[Geometry | None], group: list[int]
+) -> Cluster:
+    group.sort(key=lambda i: run[i][2])
+    known = [geometry for i in group if (geometry := geometries[i]) is not None]
+    return Cluster([run[i][2] for i in group], known, [run[i][3] for i in group])
 
 
 def _root(parent: list[int], i: int) -> int:

@@ -145,9 +145,15 @@ def _window(walk: Walk, cluster: Cluster) -> tuple[Any, Library, int]:
 def representative(walk: Walk, cluster: Cluster) -> int:
     """Returns which member covers the span densely; C-ordered first, then in walk order."""
     low, high = cluster.extent
-    best, chosen = None, -1
+    best: tuple[bool, int, int] | None = None
+    chosen = -1
     for i, (position, g) in enumerate(zip(cluster.members, cluster.geometries, strict=True)):
         if math.prod(g.shape) * g.itemsize != high - low or g.conj or g.neg:
+            continue
+        if cluster.dense[i]:
+            key = (False, -g.itemsize, i)
+            if best is None or key < best:
+                best, chosen = key, i
             continue
         upward = all(s > 0 for s, n in zip(g.strides, g.shape, strict=True) if n > 1)
         if not upward or walk.libraries[position].name == "lazy" or repeats_elements(g):

@@ -12,7 +12,7 @@ import numpy as np
 
 from tied import _hidden
 from tied._layout import Layout
-from tied._overlap import Cluster, clusters
+from tied._overlap import Cluster, by_library, clusters
 from tied._path import Path
 from tied._places import places, uses
 from tied._reading import how, reading
@@ -80,10 +80,10 @@ class Ties:
             one if isinstance(one, int) else _Tie(found, one) for one in clusters(found)
         ]
         objects = found.objects
-        self._facts = [
-            library.facts(objects[item])
-            for item, library in zip(found.leaves, found.libraries, strict=True)
-        ]
+        self._facts: dict[int, tuple[Any, ...]] = {}
+        for library, positions in by_library(found).items():
+            own = library.facts([objects[found.leaves[i]] for i in positions])
+            self._facts.update(zip(positions, own, strict=True))
         self.hidden = tuple(
             f"{path or 'the model'} ({type(x).__name__}) hides an array of shape "
             f"{tuple(getattr(array, 'shape', ()))}"
@@ -234,12 +234,11 @@ class _Tie:
 def _near_misses(found: Walk, groups: Iterable[Any]) -> Iterator[str]:
     """Gives a line for each buffer that several storages lie in."""
     seen: dict[Any, list[int]] = {}
-    for library in set(found.libraries):
-        pairs = zip(found.libraries, found.leaves, strict=True)
-        own = [found.objects[item] for one, item in pairs if one is library]
-        if library.any_part(own):
-            break
-    else:
+    leaves, objects = found.leaves, found.objects
+    if not any(
+        library.any_part([objects[leaves[i]] for i in positions])
+        for library, positions in by_library(found).items()
+    ):
         return
     for one in groups:
         position = one if isinstance(one, int) else one.cluster.members[0]

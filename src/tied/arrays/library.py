@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from tied._layout import Layout
@@ -39,36 +38,53 @@ class Span:
         return here and self.start < other.stop and other.start < self.stop
 
 
-@dataclass(frozen=True)
 class Geometry:
     """Which elements of memory an array reads.
 
     Attributes:
-        address: Where element 0 lies, in units.
+        address: Where element 0 lies, in bytes.
         shape: The shape.
-        strides: The strides, in units.
-        itemsize: The bytes (or units) that an element takes.
+        strides: The strides, in bytes.
+        itemsize: The bytes that an element takes.
+        dtype: The dtype's name, to tell members that read the same bits differently.
         conj: Whether the elements are read conjugated.
         neg: Whether the elements are read negated.
-        dtype: The dtype's name, to tell members that read the same bits differently.
     """
 
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-    dtype: str
-    conj: bool = False
-    neg: bool = False
+    __slots__ = ("_extent", "address", "conj", "dtype", "itemsize", "neg", "shape", "strides")
 
-    @cached_property
+    def __init__(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        itemsize: int,
+        dtype: str,
+        conj: bool = False,
+        neg: bool = False,
+    ) -> None:
+        self.address = address
+        self.shape = shape
+        self.strides = strides
+        self.itemsize = itemsize
+        self.dtype = dtype
+        self.conj = conj
+        self.neg = neg
+        self._extent: tuple[int, int] | None = None
+
+    @property
     def extent(self) -> tuple[int, int]:
-        """The first unit that is read and one past the last (equal for an empty array)."""
-        reach = [stride * (n - 1) for n, stride in zip(self.shape, self.strides, strict=True)]
-        if 0 in self.shape:
-            return self.address, self.address
-        low = self.address + sum(step for step in reach if step < 0)
-        return low, self.address + sum(step for step in reach if step > 0) + self.itemsize
+        """The first byte that is read and one past the last (equal for an empty array)."""
+        if self._extent is None:
+            low = high = self.address
+            for length, stride in zip(self.shape, self.strides, strict=True):
+                if stride > 0:
+                    high += stride * (length - 1)
+                else:
+                    low += stride * (length - 1)
+            empty = 0 in self.shape
+            self._extent = (self.address,) * 2 if empty else (low, high + self.itemsize)
+        return self._extent
 
 
 NO_HALVES = "Complex arrays can be float32 or float64 throughout: tied.f32, tied.f64"
@@ -131,9 +147,9 @@ class Library:
         """Returns the device, as the library writes it."""
         raise NotImplementedError
 
-    def facts(self, x: Any) -> tuple[Any, ...]:
-        """Returns shape, dtype, bytes and device in the library's own terms; holds no array."""
-        return self.shape(x), self.dtype(x), self.nbytes(x), self.device(x)
+    def facts(self, arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Returns shape, dtype, bytes and device of each, in the library's own terms."""
+        return [(self.shape(x), self.dtype(x), self.nbytes(x), self.device(x)) for x in arrays]
 
     def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
         """Returns `facts` in words."""

@@ -93,8 +93,8 @@ class NumPy(Library):
     def device(self, x: Any) -> str:
         return "cpu"
 
-    def facts(self, x: Any) -> tuple[Any, ...]:
-        return x.shape, x.dtype, x.nbytes, "cpu"
+    def facts(self, arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return [(x.shape, x.dtype, x.nbytes, "cpu") for x in arrays]
 
     def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
         shape, dtype, nbytes, device = facts

@@ -92,9 +92,11 @@ class Torch(Library):
             return None
         itemsize = x.element_size()
         if type(x) in PLAIN and (start := data_ptr(x)):
-            strides = tuple([stride * itemsize for stride in x.stride()])
-            flags = x.is_conj(), x.is_neg()
-            return Geometry(start, tuple(x.shape), strides, itemsize, self.dtype(x), *flags)
+            shape, strides = tuple(x.shape), tuple([stride * itemsize for stride in x.stride()])
+            if x.is_complex() or x.is_neg():
+                flags = x.is_conj(), x.is_neg()
+                return Geometry(start, shape, strides, itemsize, self.dtype(x), *flags)
+            return Geometry(start, shape, strides, itemsize, self.dtype(x))
         part = x._local_tensor if is_sharded(type(x)) else x  # type: ignore[attr-defined]
         try:
             strides = tuple(stride * itemsize for stride in x.stride())
@@ -131,9 +133,11 @@ class Torch(Library):
     def device(self, x: torch.Tensor) -> str:
         return str(x.device)
 
-    def facts(self, x: torch.Tensor) -> tuple[Any, ...]:
-        nbytes = None if x.layout is torch.strided else self.nbytes(x)
-        return x.shape, x.dtype, nbytes, x.device
+    def facts(self, arrays: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
+        strided, nbytes = torch.strided, self.nbytes
+        return [
+            (x.shape, x.dtype, None if x.layout is strided else nbytes(x), x.device) for x in arrays
+        ]
 
     def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
         shape, dtype, nbytes, device = facts
