@@ -8,6 +8,7 @@ import io
 import types
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tied import _hidden
@@ -111,9 +112,9 @@ class ReduceNode(Node):
         if function is copyreg.__newobj_ex__:  # type: ignore[attr-defined]
             cls, inner, options = args
             args = (*inner, options)
-            function = _NewWithOptions(cls)
+            function = partial(_new_with_options, cls)
         elif args and isinstance(args[0], type) and function is copyreg.__newobj__:  # type: ignore[attr-defined]
-            function, args = _New(args[0]), args[1:]
+            function, args = partial(function, args[0]), args[1:]
         keys = [Step("index", i) for i in range(len(args))]
         values = list(args)
         names, states = _state(state)
@@ -141,20 +142,8 @@ class ReduceNode(Node):
         return x
 
 
-@dataclasses.dataclass(frozen=True)
-class _New:
-    cls: Any
-
-    def __call__(self, *args: Any) -> Any:
-        return self.cls.__new__(self.cls, *args)
-
-
-@dataclasses.dataclass(frozen=True)
-class _NewWithOptions:
-    cls: Any
-
-    def __call__(self, *args: Any) -> Any:
-        return self.cls.__new__(self.cls, *args[:-1], **args[-1])
+def _new_with_options(cls: Any, *args: Any) -> Any:
+    return cls.__new__(cls, *args[:-1], **args[-1])
 
 
 def _pair(key: Any) -> tuple[Step, Step]:
