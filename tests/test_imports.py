@@ -43,6 +43,7 @@ ORDER = """
     tied.nodes.flax
     tied.nodes.frameworks
     tied._walk
+    tied._unreached
     tied._places
     tied._overlap
     tied._storage
@@ -53,6 +54,7 @@ ORDER = """
     tied._skeleton
     tied._match
     tied._map
+    tied._structured
     tied._lazy
     tied._vector
     tied._gradient

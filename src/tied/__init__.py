@@ -21,7 +21,12 @@ from tied._errors import (
 )
 from tied._gradient import accumulate
 from tied._layout import Layout
-from tied._lazy import (
+from tied._lazy import adjoint, diagonal, permute, transpose, view
+from tied._map import bf16, cast, copy, cpu, empty, f16, f32, f64, gpu, map, to
+from tied._node import leaf, node, register
+from tied._path import Path
+from tied._skeleton import Skeleton, merge, split
+from tied._structured import (
     Bidiagonal,
     Cholesky,
     Derived,
@@ -31,21 +36,12 @@ from tied._lazy import (
     Symmetric,
     Tridiagonal,
     UpperTriangular,
-    View,
-    adjoint,
-    diagonal,
-    permute,
-    transpose,
-    view,
 )
-from tied._map import bf16, cast, copy, cpu, empty, f16, f32, f64, gpu, map, to
-from tied._node import leaf, node, register
-from tied._path import Path
-from tied._skeleton import Skeleton, merge, split
 from tied._ties import LeafReport, StorageReport, Ties, ties
 from tied._vector import ravel
 from tied._where import shares, span
 from tied.arrays import Span
+from tied.arrays.view import View
 
 __version__ = "0.1.0"
 

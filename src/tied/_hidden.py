@@ -5,14 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
-import warnings
-from typing import TYPE_CHECKING, Any
-
-from tied._errors import HiddenArrayError, HiddenArrayWarning, TiedError
-
-if TYPE_CHECKING:
-    from tied._path import Path
-    from tied._walk import Walk
+from typing import Any
 
 _LIMIT = 2_000  # objects looked at for one closed object
 _SKIPPED = (type, types.ModuleType, types.CodeType, types.FrameType, str, bytes, int, float)
@@ -71,42 +64,3 @@ def _parts(x: Any, through_objects: bool) -> list[Any]:
         return gc.get_referents(x)
     state = getattr(x, "__dict__", None)
     return list(state.values()) if isinstance(state, dict) else []
-
-
-def arrays(walk: Walk) -> list[tuple[Path, Any, Any]]:
-    """Returns (path, object, array) for each closed object of a walk that hides an array."""
-    if not walk.closed:
-        return []
-    found = []
-    for node, position, x in walk.closed:
-        array = find(x)
-        if array is not None:
-            found.append((walk.place(node, position), x, array))
-    return found
-
-
-def check(walk: Walk, mode: str) -> None:
-    """Warns of, or refuses, arrays that a walk could not reach.
-
-    Args:
-        walk: The walk.
-        mode: "warn", "raise" or "keep" (say nothing).
-
-    Raises:
-        HiddenArrayError: There is one, and the mode is "raise".
-        ValueError: The mode is another.
-    """
-    if mode not in ("warn", "raise", "keep"):
-        raise TiedError(f"hidden={mode!r} is unknown", hint='Type "warn", "raise" or "keep"')
-    if mode == "keep":
-        return
-    for path, x, array in arrays(walk):
-        where = str(path) or "the model"
-        shape = tuple(getattr(array, "shape", ()))
-        facts = [("object", f"{where}, a {type(x).__name__}"), ("array", f"shape {shape}")]
-        hint = 'Say how it comes apart with tied.register, or that it may stay: hidden="keep"'
-        message = "an array hides in an object that can't be taken apart"
-        if mode == "raise":
-            raise HiddenArrayError(message, facts=facts, hint=hint, paths=[where])
-        text = TiedError(f"{message}; it stays as it is", facts=facts, hint=hint).render()
-        warnings.warn(text, HiddenArrayWarning, stacklevel=4)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from tied import _hidden, arrays
+from tied import _unreached, arrays
 from tied._errors import DeviceError, DeviceWarning, DtypeError, TiedError
 from tied._match import Partners
 from tied._node import kinds
@@ -39,7 +39,7 @@ def transform(
         everything: Build parts anew that hold no array (`copy`).
     """
     found = walk(model, extras=True, grads=True)
-    _hidden.check(found, hidden)
+    _unreached.check(found, hidden)
     with quiet(found):
         return rebuild(found, model, change, everything=everything)
 
@@ -143,7 +143,7 @@ def map(
     True
     """
     found = walk(model, is_leaf=is_leaf, extras=True, grads=True)
-    _hidden.check(found, hidden)
+    _unreached.check(found, hidden)
     partners = [Partners(found, other, number) for number, other in enumerate(others, start=1)]
 
     def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
@@ -207,7 +207,7 @@ def cast(model: Any, dtype: Any, *, hidden: str = "warn") -> Any:
     """
     name = dtype_name(dtype)
     found = walk(model, extras=True, grads=True)
-    _hidden.check(found, hidden)
+    _unreached.check(found, hidden)
 
     counting = counters(found)
 
@@ -290,7 +290,7 @@ def to(model: Any, device: Any, *, hidden: str = "warn") -> Any:
     if isinstance(device, str) and device in arrays.names:
         return _to_library(model, arrays.load(device), hidden)
     found = walk(model, extras=True, grads=True)
-    _hidden.check(found, hidden)
+    _unreached.check(found, hidden)
     return _moved(found, model, _targets(found, device))
 
 
@@ -356,7 +356,7 @@ def _to_library(model: Any, wanted: Library, hidden: str) -> Any:
 def cpu(model: Any, *, hidden: str = "warn") -> Any:
     """Moves a model to the CPU: `to(model, "cpu")`; arrays that are there are the same objects."""
     found = walk(model, extras=True, grads=True)
-    _hidden.check(found, hidden)
+    _unreached.check(found, hidden)
     return _moved(found, model, {lib.name: lib.host() for lib in _libraries(found)})
 
 
@@ -372,7 +372,7 @@ def gpu(model: Any, *, hidden: str = "warn") -> Any:
         in the life of the process.
     """
     found = walk(model, extras=True, grads=True)
-    _hidden.check(found, hidden)
+    _unreached.check(found, hidden)
     targets = {library.name: library.accelerator() for library in _libraries(found)}
     if all(target is None for target in targets.values()):
         _warn_no_accelerator()
@@ -420,7 +420,7 @@ def empty(model: Any, device: Any = None, *, hidden: str = "warn") -> Any:
         DeviceError: No library of the model knows the device.
     """
     found = walk(model, extras=True, grads=True)
-    _hidden.check(found, hidden)
+    _unreached.check(found, hidden)
     targets = {} if device is None else _targets(found, device)
 
     def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:

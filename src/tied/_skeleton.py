@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tied import _hidden
+from tied import _unreached
 from tied._errors import MergeError, TiedError, TieError
 from tied._node import Node, kinds
 from tied._path import Path
@@ -259,7 +259,7 @@ def split(
         raise TiedError(f"conflict={conflict!r} is unknown", hint='Type "raise" or "first"')
     with steady():
         found = walk(model, extras=True)
-        _hidden.check(found, hidden)
+        _unreached.check(found, hidden)
         return _split(found, model, filters, conflict)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tied import _hidden
+from tied import _unreached
 from tied._layout import Layout
 from tied._overlap import Cluster, by_library, clusters
 from tied._path import Path
@@ -87,7 +87,7 @@ class Ties:
         self.hidden = tuple(
             f"{path or 'the model'} ({type(x).__name__}) hides an array of shape "
             f"{tuple(getattr(array, 'shape', ()))}"
-            for path, x, array in _hidden.arrays(found)
+            for path, x, array in _unreached.arrays(found)
         )
         self.near = tuple(_near_misses(found, self._groups))
         found.forget()
