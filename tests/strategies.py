@@ -29,7 +29,7 @@ from recipes import (
 )
 
 LAW = settings(
-    max_examples=50,
+    max_examples=30,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
