@@ -98,10 +98,13 @@ def groups(places: list[Positions]) -> list[set[int]]:
     return sorted((members for members, _ in found), key=min)
 
 
-def span_bytes(places: list[Positions]) -> int:
-    """From the first byte to the last."""
+def span_bytes(places: list[Positions], *, whole: bool = False) -> int:
+    """From the first byte to the last; with `whole`, widened to whole elements of the largest."""
     covered = set().union(*(byte_set(place) for place in places))
-    return max(covered) - min(covered) + 1 if covered else 0
+    if not covered:
+        return 0
+    unit = max(each for _, each in places) if whole else 1
+    return -(-(max(covered) + 1) // unit) * unit - min(covered) // unit * unit
 
 
 # ------------------------------------------------------------------------------------- values

@@ -173,7 +173,8 @@ def test_law_3_f_is_called_once_per_storage(library: str, data: Any) -> None:
     sizes = [
         (
             len(set().union(*(oracle.byte_set(places[number]) for number in members))),
-            oracle.span_bytes([places[number] for number in members]),
+            # PyTorch reads no element at an odd byte, so its spans are of whole elements
+            oracle.span_bytes([places[number] for number in members], whole=library == "torch"),
         )
         for members in joined
     ]
