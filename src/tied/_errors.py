@@ -6,6 +6,7 @@ text is rendered from them, always in the same shape.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 
@@ -107,3 +108,12 @@ class DeviceWarning(TiedWarning):
 
 class UntiedWarning(TiedWarning):
     """Ties were lost or made while a model was watched."""
+
+
+def callers_level() -> int:
+    """Returns the `stacklevel` at which the caller's own line is, however deep in the package."""
+    frame, level = sys._getframe(1), 1
+    ours = ("tied.", "contextlib")
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(ours):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tied import _unreached, arrays
-from tied._errors import DeviceError, DeviceWarning, DtypeError, TiedError
+from tied._errors import DeviceError, DeviceWarning, DtypeError, TiedError, callers_level
 from tied._match import Partners
 from tied._node import kinds
 from tied._overlap import Cluster, clusters
@@ -178,12 +178,12 @@ def first(one: int | Cluster) -> int:
 def quiet(found: Walk) -> ExitStack:
     """Returns the context in which the libraries of a model change arrays, not recording it."""
     stack = ExitStack()
-    stack.enter_context(steady())
     for library in set(found.libraries):
         stack.enter_context(library.quiet())
     return stack
 
 
+@steady()
 def cast(model: Any, dtype: Any, *, hidden: str = "warn") -> Any:
     """Casts the floating arrays of a model; complex ones get the complex dtype of that precision.
 
@@ -262,6 +262,7 @@ def f64(model: Any, *, hidden: str = "warn") -> Any:
     return cast(model, "float64", hidden=hidden)
 
 
+@steady()
 def to(model: Any, device: Any, *, hidden: str = "warn") -> Any:
     """Moves a model to a device, a sharding, or an array library.
 
@@ -353,6 +354,7 @@ def _to_library(model: Any, wanted: Library, hidden: str) -> Any:
     return transform(model, change, hidden=hidden)
 
 
+@steady()
 def cpu(model: Any, *, hidden: str = "warn") -> Any:
     """Moves a model to the CPU: `to(model, "cpu")`; arrays that are there are the same objects."""
     found = walk(model, extras=True, grads=True)
@@ -360,6 +362,7 @@ def cpu(model: Any, *, hidden: str = "warn") -> Any:
     return _moved(found, model, {lib.name: lib.host() for lib in _libraries(found)})
 
 
+@steady()
 def gpu(model: Any, *, hidden: str = "warn") -> Any:
     """Moves a model to the accelerator that its libraries find first.
 
@@ -386,9 +389,12 @@ _warned: list[bool] = []
 def _warn_no_accelerator() -> None:
     if not _warned:
         _warned.append(True)
-        warnings.warn("no accelerator was found; the model stays", DeviceWarning, stacklevel=3)
+        warnings.warn(
+            "no accelerator was found; the model stays", DeviceWarning, stacklevel=callers_level()
+        )
 
 
+@steady()
 def copy(model: Any, *, hidden: str = "warn") -> Any:
     """Copies a model with all its ties: `copy.deepcopy` that knows views.
 
@@ -404,6 +410,7 @@ def copy(model: Any, *, hidden: str = "warn") -> Any:
                      everything=True)  # fmt: skip
 
 
+@steady()
 def empty(model: Any, device: Any = None, *, hidden: str = "warn") -> Any:
     """Gives a model unset memory: materialises PyTorch's `meta` and JAX's abstract models, tied.
 

@@ -40,6 +40,7 @@ class Skeleton:
         self._hash: int | None = None
         self.names = tuple(storage.name for storage in found)
 
+    @steady()
     def merge(self, *parts: Mapping[str, Any], plain: bool = False) -> Any:
         """Returns the model over these storages.
 
@@ -59,23 +60,22 @@ class Skeleton:
         """
         given = self._gathered(parts)
         items: list[Any] = [None] * self._plan.count
-        with steady():
-            for storage in self._storages:
-                array = given[storage.name]
-                kind = kinds[type(array)]
-                if not isinstance(kind, Library):
-                    self._refuse(storage, array)
-                elif kind.name != "opaque" and kind.shape(array) != storage.shape:
-                    raise _misshaped(storage, kind.shape(array))
-                elif len(storage.readers) == 1 and storage.plain and kind.name == storage.library:
-                    reader = storage.readers[0]
-                    items[reader.item] = kind.dress(array, reader.meta)
-                    continue
-                for item, leaf in _spread(storage, array):
-                    items[item] = leaf
-            if plain:
-                items = [_unlazy(x) for x in items]
-            return self._plan.build(items, lambda leaf, extras: attach_to(items, leaf, extras))
+        for storage in self._storages:
+            array = given[storage.name]
+            kind = kinds[type(array)]
+            if not isinstance(kind, Library):
+                self._refuse(storage, array)
+            elif kind.name != "opaque" and kind.shape(array) != storage.shape:
+                raise _misshaped(storage, kind.shape(array))
+            elif len(storage.readers) == 1 and storage.plain and kind.name == storage.library:
+                reader = storage.readers[0]
+                items[reader.item] = kind.dress(array, reader.meta)
+                continue
+            for item, leaf in _spread(storage, array):
+                items[item] = leaf
+        if plain:
+            items = [_unlazy(x) for x in items]
+        return self._plan.build(items, lambda leaf, extras: attach_to(items, leaf, extras))
 
     def _gathered(self, parts: tuple[Mapping[str, Any], ...]) -> Mapping[str, Any]:
         given: dict[str, Any] = {}
@@ -225,6 +225,7 @@ def _unlazy(x: Any) -> Any:
     return x.read() if isinstance(kind, Library) and kind.name == "lazy" else x
 
 
+@steady()
 def split(
     model: Any, *filters: Any, conflict: str = "raise", hidden: str = "warn"
 ) -> tuple[Any, ...]:
@@ -257,13 +258,8 @@ def split(
     """
     if conflict not in ("raise", "first"):
         raise TiedError(f"conflict={conflict!r} is unknown", hint='Type "raise" or "first"')
-    with steady():
-        found = walk(model, extras=True)
-        _unreached.check(found, hidden)
-        return _split(found, model, filters, conflict)
-
-
-def _split(found: Walk, model: Any, filters: tuple[Any, ...], conflict: str) -> Parts:
+    found = walk(model, extras=True)
+    _unreached.check(found, hidden)
     pairs = _named(storages(found))
     skeleton_storages = tuple([storage for storage, _ in pairs])
     parts: list[dict[str, Any]] = [{} for _ in range(len(filters) + 1)]

@@ -72,18 +72,16 @@ class Ties:
     """
 
     def __init__(self, found: Walk) -> None:
-        with steady():
-            self._take(found)
-
-    def _take(self, found: Walk) -> None:
         self._groups = [
             one if isinstance(one, int) else _Tie(found, one) for one in clusters(found)
         ]
         objects = found.objects
-        self._facts: dict[int, tuple[Any, ...]] = {}
+        self._facts: list[list[Any]] = [[None] * len(found.leaves) for _ in range(4)]
         for library, positions in by_library(found).items():
             own = library.facts([objects[found.leaves[i]] for i in positions])
-            self._facts.update(zip(positions, own, strict=True))
+            for column, facts in zip(self._facts, own, strict=True):
+                for position, fact in zip(positions, facts, strict=True):
+                    column[position] = fact
         self.hidden = tuple(
             f"{path or 'the model'} ({type(x).__name__}) hides an array of shape "
             f"{tuple(getattr(array, 'shape', ()))}"
@@ -120,7 +118,7 @@ class Ties:
 
     def _told(self, position: int) -> tuple[tuple[int, ...], str, int, str]:
         """Returns shape, dtype, bytes and device of a leaf."""
-        return self._walk.libraries[position].told(self._facts[position])
+        return self._walk.libraries[position].told(*(column[position] for column in self._facts))
 
     @property
     def tied(self) -> tuple[StorageReport, ...]:
@@ -196,6 +194,7 @@ class Ties:
         return _html(self)
 
 
+@steady()
 def ties(model: Any) -> Ties:
     """Says what is tied in a model.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
 from tied import _hidden
-from tied._errors import HiddenArrayError, HiddenArrayWarning, TiedError
+from tied._errors import HiddenArrayError, HiddenArrayWarning, TiedError, callers_level
 from tied._path import Path
 from tied._walk import Walk
 
@@ -48,12 +47,4 @@ def check(walk: Walk, mode: str) -> None:
         if mode == "raise":
             raise HiddenArrayError(message, facts=facts, hint=hint, paths=[where])
         text = TiedError(f"{message}; it stays as it is", facts=facts, hint=hint).render()
-        warnings.warn(text, HiddenArrayWarning, stacklevel=_callers_level())
-
-
-def _callers_level() -> int:
-    """Returns the `stacklevel` at which the caller's own line is, however deep in the package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("tied."):
-        frame, level = frame.f_back, level + 1
-    return level
+        warnings.warn(text, HiddenArrayWarning, stacklevel=callers_level())

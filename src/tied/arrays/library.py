@@ -147,13 +147,23 @@ class Library:
         """Returns the device, as the library writes it."""
         raise NotImplementedError
 
-    def facts(self, arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Returns shape, dtype, bytes and device of each, in the library's own terms."""
-        return [(self.shape(x), self.dtype(x), self.nbytes(x), self.device(x)) for x in arrays]
+    def facts(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """Returns the shapes, dtypes, bytes and devices, in the library's own terms.
 
-    def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
-        """Returns `facts` in words."""
-        return facts
+        Four lists and not one of tuples: very many small objects cost the garbage collector time.
+        """
+        return (
+            [self.shape(x) for x in arrays],
+            [self.dtype(x) for x in arrays],
+            [self.nbytes(x) for x in arrays],
+            [self.device(x) for x in arrays],
+        )
+
+    def told(
+        self, shape: Any, dtype: Any, nbytes: Any, device: Any
+    ) -> tuple[tuple[int, ...], str, int, str]:
+        """Returns the facts of one array in words."""
+        return shape, dtype, nbytes, device
 
     def any_part(self, arrays: Sequence[Any]) -> bool:
         """Returns False if each array certainly begins its buffer, or has one of its own."""

@@ -93,13 +93,6 @@ class NumPy(Library):
     def device(self, x: Any) -> str:
         return "cpu"
 
-    def facts(self, arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
-        return [(x.shape, x.dtype, x.nbytes, "cpu") for x in arrays]
-
-    def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
-        shape, dtype, nbytes, device = facts
-        return shape, str(dtype), nbytes, device
-
     def any_part(self, arrays: Sequence[Any]) -> bool:
         return any(x.base is not None for x in arrays)
 

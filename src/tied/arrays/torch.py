@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -133,17 +134,21 @@ class Torch(Library):
     def device(self, x: torch.Tensor) -> str:
         return str(x.device)
 
-    def facts(self, arrays: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
+    def facts(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         strided, nbytes = torch.strided, self.nbytes
-        return [
-            (x.shape, x.dtype, None if x.layout is strided else nbytes(x), x.device) for x in arrays
-        ]
+        return (
+            [tuple(x.shape) for x in arrays],
+            [x.dtype for x in arrays],
+            [None if x.layout is strided else nbytes(x) for x in arrays],
+            [x.device for x in arrays],
+        )
 
-    def told(self, facts: tuple[Any, ...]) -> tuple[tuple[int, ...], str, int, str]:
-        shape, dtype, nbytes, device = facts
+    def told(
+        self, shape: Any, dtype: Any, nbytes: Any, device: Any
+    ) -> tuple[tuple[int, ...], str, int, str]:
         if nbytes is None:
-            nbytes = shape.numel() * dtype.itemsize
-        return tuple(shape), str(dtype).removeprefix("torch."), nbytes, str(device)
+            nbytes = math.prod(shape) * dtype.itemsize
+        return shape, str(dtype).removeprefix("torch."), nbytes, str(device)
 
     def any_part(self, arrays: Sequence[torch.Tensor]) -> bool:
         strided = torch.strided
