@@ -46,10 +46,12 @@ class Plan:
                 continue
             record = found.records[item]
             assert record is not None
-            if not all(keeps[child] for _, child in record.holes):
-                for position, child in record.holes:
-                    if not keeps[child]:
-                        record.values[position] = found.objects[child]
+            left = False
+            for position, child in record.holes:
+                if not keeps[child]:
+                    record.values[position] = found.objects[child]
+                    left = True
+            if left:
                 record.holes = [hole for hole in record.holes if keeps[hole[1]]]
             if record.node.lazy:
                 record.static = record.node.settle(record.keys, record.static)
@@ -67,9 +69,9 @@ class Plan:
             return self.model
         if self.cyclic:
             self._shells(items)
+        cyclic = self.cyclic
         for record in self.records:
-            early = self.cyclic and record.node.early
-            if early:
+            if cyclic and record.node.early:
                 continue
             values = record.values.copy()
             for position, child in record.holes:

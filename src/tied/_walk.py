@@ -166,7 +166,10 @@ class Walk:
             for item in self.finished:
                 record = self.records[item]
                 assert record is not None
-                holds[item] = any(holds[child] for _, child in record.holes)
+                for _, child in record.holes:
+                    if holds[child]:
+                        holds[item] = 1
+                        break
             return holds
         return self._spread(holds)
 
