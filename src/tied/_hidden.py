@@ -32,7 +32,7 @@ def captures(function: types.FunctionType) -> bool:
 def find(x: Any, *, through_objects: bool = True) -> Any:
     """Returns an array that `x` holds; `None` if there is none.
 
-    Looks at attributes, closure cells, defaults and containers, at most 2,000 objects deep in all.
+    Looks at attributes, closure cells, defaults and containers, at most 2,000 objects in all.
 
     Args:
         x: An object that nothing opens.

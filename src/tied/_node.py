@@ -28,8 +28,8 @@ class Node:
     """How the instances of a type come apart.
 
     Attributes:
-        step: What a key is, for paths: "attr", "key", "index", or "mixed" where the keys are
-            `Step`s themselves.
+        step: What a key is, for paths: "attr", "key" or "index". A key that is a `Step` says so
+            itself.
         early: Whether an instance can be made before its children are there (cycles need it).
         stands_in: Whether the instances are made by another node's `open`, and are no part of the
             model themselves; they are put back even where they hold nothing.
@@ -131,12 +131,6 @@ def resolve(cls: type) -> Kind:
 kinds = Kinds()
 
 
-def is_array(x: Any) -> bool:
-    """Returns whether `x` is a leaf by itself: an array of a library that is known."""
-    kind = kinds[type(x)]
-    return kind is not None and kind.leaf and not kind.holds_objects(x)  # type: ignore[union-attr]
-
-
 class Fields(Node):
     """A type whose children were named when it was registered: `@tied.node(fields=...)`."""
 
@@ -146,7 +140,7 @@ class Fields(Node):
         self.fields = fields
 
     def open(self, x: Any) -> Opened:
-        state = _attributes(x)
+        state = attributes(x)
         names = tuple(state) if self.fields is None else self.fields
         try:
             values = [state.pop(name) for name in names]
@@ -183,16 +177,13 @@ class Registered(Node):
         return self.unflatten(static, dict(zip(keys, values, strict=True)))
 
 
-def _attributes(x: Any) -> dict[str, Any]:
+def attributes(x: Any) -> dict[str, Any]:
     """Returns the attributes that an instance holds, in `__dict__` and in slots, in a new dict."""
     state = dict(getattr(x, "__dict__", ()))
     for name in slots(type(x)):
         if hasattr(x, name):
             state[name] = getattr(x, name)
     return state
-
-
-attributes = _attributes
 
 
 def slots(cls: type) -> tuple[str, ...]:

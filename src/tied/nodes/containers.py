@@ -128,8 +128,6 @@ class MappingProxyNode(Node):
 class SetNode(Node):
     """Sets that hold more than numbers and strings."""
 
-    step = "mixed"
-
     def open(self, x: Any) -> Opened | None:
         if all(map(is_plain_key, x)):
             return None
