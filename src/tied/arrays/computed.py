@@ -19,7 +19,6 @@ class Computed:
 
     __slots__ = ("__weakref__",)
     __array_priority__ = 1000
-    __array_ufunc__ = None
 
     @property
     def shape(self) -> tuple[int, ...]:
