@@ -81,15 +81,18 @@ def clusters(walk: Walk) -> list[int | Cluster]:
             found.extend(positions)  # no array of such a library is a view of another
             continue
         places = library.places([objects[leaves[i]] for i in positions])
+        last, known = None, []
         for position, (space, low, high, dense) in zip(positions, places, strict=True):
-            known = spaces.get(space)
-            if known is None:
-                known = spaces[space] = []
+            if space != last:
+                last, known = space, spaces.setdefault(space, [])
             known.append((low, high, position, dense))
     for known in spaces.values():
         known.sort()
         _sweep(walk, known, found, has_views)
-    found.sort(key=lambda one: one if isinstance(one, int) else one.members[0])
+    if any(type(one) is Cluster for one in found):
+        found.sort(key=lambda one: one if isinstance(one, int) else one.members[0])
+    else:
+        found.sort()
     return found
 
 
