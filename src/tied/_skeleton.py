@@ -61,15 +61,15 @@ class Skeleton:
         given = self._gathered(parts)
         items: list[Any] = [None] * self._plan.count
         for storage in self._storages:
-            array = given[storage.name]
+            name, library, shape, _, _, whole, readers = storage
+            array = given[name]
             kind = kinds[type(array)]
             if not isinstance(kind, Library):
                 self._refuse(storage, array)
-            elif kind.name != "opaque" and kind.shape(array) != storage.shape:
+            elif kind.name != "opaque" and kind.shape(array) != shape:
                 raise _misshaped(storage, kind.shape(array))
-            elif len(storage.readers) == 1 and storage.plain and kind.name == storage.library:
-                reader = storage.readers[0]
-                items[reader.item] = kind.dress(array, reader.meta)
+            elif whole == 0 and len(readers) == 1 and kind.name == library:
+                items[readers[0].item] = kind.dress(array, readers[0].meta)
                 continue
             for item, leaf in _spread(storage, array):
                 items[item] = leaf
@@ -290,6 +290,8 @@ def _compact(x: Any) -> Any:
 
 def _named(pairs: list[tuple[Storage, Any]]) -> list[tuple[Storage, Any]]:
     """Makes names unique: keys with dots in them can give one name to two places."""
+    if len({storage.name for storage, _ in pairs}) == len(pairs):
+        return pairs
     taken: set[str] = set()
     named = []
     for storage, array in pairs:
