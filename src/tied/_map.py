@@ -38,10 +38,16 @@ def transform(
         hidden: What to do about arrays in objects that nothing opens.
         everything: Build parts anew that hold no array (`copy`).
     """
-    found = walk(model, extras=True, grads=True)
-    _unreached.check(found, hidden)
+    found = taken_apart(model, hidden)
     with quiet(found):
         return rebuild(found, model, change, everything=everything)
+
+
+def taken_apart(model: Any, hidden: str, is_leaf: Callable[[Any], bool] | None = None) -> Walk:
+    """Returns the walk of a model that is to be changed: with what hangs on leaves, and checked."""
+    found = walk(model, is_leaf=is_leaf, extras=True, grads=True)
+    _unreached.check(found, hidden)
+    return found
 
 
 def rebuild(found: Walk, model: Any, change: Change, *, everything: bool = False) -> Any:
@@ -142,8 +148,7 @@ def map(
     >>> np.shares_memory(model["enc"], model["dec"])
     True
     """
-    found = walk(model, is_leaf=is_leaf, extras=True, grads=True)
-    _unreached.check(found, hidden)
+    found = taken_apart(model, hidden, is_leaf)
     partners = [Partners(found, other, number) for number, other in enumerate(others, start=1)]
 
     def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
@@ -206,8 +211,7 @@ def cast(model: Any, dtype: Any, *, hidden: str = "warn") -> Any:
     dtype('float32')
     """
     name = dtype_name(dtype)
-    found = walk(model, extras=True, grads=True)
-    _unreached.check(found, hidden)
+    found = taken_apart(model, hidden)
 
     counting = counters(found)
 
@@ -290,8 +294,7 @@ def to(model: Any, device: Any, *, hidden: str = "warn") -> Any:
     """
     if isinstance(device, str) and device in arrays.names:
         return _to_library(model, arrays.load(device), hidden)
-    found = walk(model, extras=True, grads=True)
-    _unreached.check(found, hidden)
+    found = taken_apart(model, hidden)
     return _moved(found, model, _targets(found, device))
 
 
@@ -357,8 +360,7 @@ def _to_library(model: Any, wanted: Library, hidden: str) -> Any:
 @steady()
 def cpu(model: Any, *, hidden: str = "warn") -> Any:
     """Moves a model to the CPU: `to(model, "cpu")`; arrays that are there are the same objects."""
-    found = walk(model, extras=True, grads=True)
-    _unreached.check(found, hidden)
+    found = taken_apart(model, hidden)
     return _moved(found, model, {lib.name: lib.host() for lib in _libraries(found)})
 
 
@@ -374,8 +376,7 @@ def gpu(model: Any, *, hidden: str = "warn") -> Any:
         A new model, tied as the old one; without an accelerator `model` itself, with one warning
         in the life of the process.
     """
-    found = walk(model, extras=True, grads=True)
-    _unreached.check(found, hidden)
+    found = taken_apart(model, hidden)
     targets = {library.name: library.accelerator() for library in _libraries(found)}
     if all(target is None for target in targets.values()):
         _warn_no_accelerator()
@@ -426,8 +427,7 @@ def empty(model: Any, device: Any = None, *, hidden: str = "warn") -> Any:
     Raises:
         DeviceError: No library of the model knows the device.
     """
-    found = walk(model, extras=True, grads=True)
-    _unreached.check(found, hidden)
+    found = taken_apart(model, hidden)
     targets = {} if device is None else _targets(found, device)
 
     def change(found: Walk, one: int | Cluster, array: Any, library: Library) -> Any:
