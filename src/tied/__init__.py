@@ -1,5 +1,8 @@
 """tied keeps shared weights shared: a model is a skeleton and storages, and ties are kept."""
 
+import importlib
+from typing import Any
+
 from tied._bundle import Bundle
 from tied._compare import Comparison, TieChange, check, compare, watch
 from tied._errors import (
@@ -37,6 +40,7 @@ from tied._structured import (
     Tridiagonal,
     UpperTriangular,
 )
+from tied._tie import Adoption, tie, untie
 from tied._ties import LeafReport, StorageReport, Ties, ties
 from tied._vector import ravel
 from tied._where import shares, span
@@ -46,6 +50,7 @@ from tied.arrays.view import View
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adoption",
     "Bidiagonal",
     "Bundle",
     "Cholesky",
@@ -105,9 +110,18 @@ __all__ = [
     "shares",
     "span",
     "split",
+    "tie",
     "ties",
     "to",
     "transpose",
+    "untie",
     "view",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the part for a framework when it is asked for: `tied.torch`."""
+    if name in ("torch",):
+        return importlib.import_module(f"tied.{name}")
+    raise AttributeError(f"module 'tied' has no attribute {name!r}")

@@ -13,7 +13,7 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from tied import arrays
 from tied.arrays.library import Library
@@ -35,6 +35,8 @@ class Node:
             model themselves; they are put back even where they hold nothing.
         is_counter: Whether its child counts the steps of an optimizer: neither cast nor moved.
         lazy: Whether `static` is the instance until `settle` takes from it what is needed.
+        back: Whether the instances only refer to a part that the model holds elsewhere: `static`
+            is the reference, which gives that part when it is called.
     """
 
     leaf = False
@@ -43,6 +45,7 @@ class Node:
     lazy = False
     is_counter = False
     stands_in = False
+    back = False
 
     def open(self, x: Any) -> Opened | None:
         """Returns keys, children (a new list) and the rest; `None` if `x` holds nothing.
@@ -69,6 +72,34 @@ class Node:
     def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
         """Gives a shell its children (only where `early`)."""
         raise NotImplementedError
+
+    def readings(self, x: Any) -> Iterable[Lasting]:
+        """Returns what `x` computes of arrays that other parts hold: ties that last."""
+        return ()
+
+    def portable(self, cls: type) -> Any:
+        """Returns what pickles in the place of a type that pickle does not find by its name.
+
+        It is a tuple of a function and its arguments, or the type itself.
+        """
+        return cls
+
+
+class Lasting(NamedTuple):
+    """A leaf that is computed anew on each access, by a tie that lasts.
+
+    Attributes:
+        key: The key of the leaf in its node.
+        array: What it reads now.
+        source: The array that it reads, or the first of them.
+        how: How it is computed, with `{}` for the source's name; empty if `array` shares memory
+            with `source`.
+    """
+
+    key: Any
+    array: Any
+    source: Any
+    how: str
 
 
 class Closed(Exception):

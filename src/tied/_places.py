@@ -51,7 +51,7 @@ def places(walk: Walk, limit: int | None = None) -> Iterator[tuple[tuple[Step, .
 def _holes(walk: Walk, item: int) -> list[tuple[int, int]]:
     record = walk.records[item]
     assert record is not None
-    return record.holes
+    return [] if record.node.back else record.holes
 
 
 def uses(walk: Walk) -> Counter[int]:

@@ -116,7 +116,7 @@ def same_plan(a: Plan, b: Plan) -> bool:
 def _same_record(a: Record, b: Record) -> bool:
     return (
         a.item == b.item
-        and a.cls is b.cls
+        and (a.cls is b.cls or a.node.portable(a.cls) == b.node.portable(b.cls))
         and a.holes == b.holes
         and list(a.keys) == list(b.keys)
         and all(map(same, a.values, b.values))

@@ -57,6 +57,8 @@ def how(storage: Storage, reader: Reader) -> str:
 
 def reading(path: str, text: str) -> str:
     """Returns a leaf and how it reads: `dec = enc.T`, `a reads elements 0 to 59`."""
+    if text.startswith("computed "):
+        return f"{path} is {text}"
     return f"{path} {'reads' if text.startswith(_SPANS) else '='} {text}"
 
 

@@ -142,7 +142,15 @@ class Skeleton:
     def __reduce__(self) -> Any:
         plan = self._plan
         rows = [
-            (r.item, _portable(r.cls), _frozen(r.keys), r.values, r.holes, r.static, _tag(r.node))
+            (
+                r.item,
+                _portable(r),
+                _frozen(r.keys),
+                r.values,
+                r.holes,
+                r.static,
+                _tag(r.node),
+            )
             for r in plan.records
         ]
         return _revive, (rows, plan.count, plan.root, plan.model, plan.cyclic, plan.hung,
@@ -185,10 +193,19 @@ def _tag(node: Node) -> str:
     return next((tag for tag, tagged in _TAGGED.items() if tagged is node), "")
 
 
-def _portable(cls: type) -> Any:
-    """Returns a type, or the name in `types` of one that pickle does not find by its own name."""
-    found = [name for name, value in vars(types).items() if value is cls]
-    return found[0] if found else cls
+def _portable(record: Record) -> Any:
+    """Returns a type, or what leads to one that pickle does not find by its own name."""
+    found = [name for name, value in vars(types).items() if value is record.cls]
+    return found[0] if found else record.node.portable(record.cls)
+
+
+def _revived(told: Any) -> type:
+    if isinstance(told, tuple):
+        make, *arguments = told
+        made: type = make(*arguments)
+        return made
+    found: type = getattr(types, told) if isinstance(told, str) else told
+    return found
 
 
 def _frozen(keys: Any) -> Any:
@@ -201,7 +218,7 @@ def _revive(
     plan = Plan.__new__(Plan)
     plan.records = []
     for item, named, keys, values, holes, static, tag in rows:
-        cls = getattr(types, named) if isinstance(named, str) else named
+        cls = _revived(named)
         node: Any = _TAGGED.get(tag) or kinds[cls]
         record = Record(item, node, cls, keys, values, static)
         record.holes = holes

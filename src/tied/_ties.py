@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tied import _unreached
 from tied._layout import Layout
+from tied._node import kinds
 from tied._overlap import Cluster, by_library, clusters
 from tied._path import Path
 from tied._places import places, uses
 from tied._reading import how, reading
 from tied._storage import Storage, covered, representative, shared
 from tied._walk import Walk, steady, walk
+from tied.arrays import Library
 
 _EXTRA_PLACES = 100_000  # listed beyond one for each leaf
 
@@ -58,6 +61,15 @@ class StorageReport:
     leaves: tuple[LeafReport, ...]
 
 
+class _Computed(NamedTuple):
+    """A leaf that a lasting tie computes of a storage: where, how, and what counting it adds."""
+
+    path: str
+    how: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
 class Ties:
     """What is tied in a model. Made by `tied.ties`; holds no array of the model.
 
@@ -88,6 +100,13 @@ class Ties:
             for path, x, array in _unreached.arrays(found)
         )
         self.near = tuple(_near_misses(found, self._groups))
+        self._computed: dict[int, list[_Computed]] = {}
+        for node, position, what, source in found.computed:
+            path, kind = str(found.place(node, position)), kinds[type(what.array)]
+            assert isinstance(kind, Library)
+            shape, nbytes = kind.shape(what.array), kind.nbytes(what.array)
+            text = what.how.format(found.name(source) if source >= 0 else "outside of the model")
+            self._computed.setdefault(source, []).append(_Computed(path, text, shape, nbytes))
         found.forget()
         self._walk = found
 
@@ -116,6 +135,11 @@ class Ties:
                 further.setdefault(item, {})[str(Path(steps))] = None
         return further
 
+    def _made_of(self, item: int) -> list[LeafReport]:
+        """Returns the leaves that lasting ties compute of a leaf."""
+        computed = self._computed.get(item, ())
+        return [LeafReport(c.path, c.how, Layout.whole(c.shape)) for c in computed]
+
     def _told(self, position: int) -> tuple[tuple[int, ...], str, int, str]:
         """Returns shape, dtype, bytes and device of a leaf."""
         return self._walk.libraries[position].told(*(column[position] for column in self._facts))
@@ -132,8 +156,10 @@ class Ties:
         for one in self._groups:
             members = [one] if isinstance(one, int) else one.cluster.members
             items = [self._walk.leaves[member] for member in members]
-            if len(items) > 1 or items[0] in self._further:
-                group = tuple(path for item in items for path in self._paths(item))
+            if len(items) > 1 or items[0] in self._further or items[0] in self._computed:
+                paths = [path for item in items for path in self._paths(item)]
+                computed = [leaf.path for item in items for leaf in self._computed.get(item, ())]
+                group = tuple(paths + computed)
                 if len(group) > 1:
                     groups.append(group)
         return tuple(groups)
@@ -154,6 +180,9 @@ class Ties:
             shape, _, size, _ = self._told(position)
             elements += ways[item] * math.prod(shape)
             nbytes += ways[item] * size
+        for computed in itertools.chain.from_iterable(self._computed.values()):
+            elements += math.prod(computed.shape)
+            nbytes += computed.nbytes
         return elements, nbytes
 
     @property
@@ -212,7 +241,7 @@ def ties(model: Any) -> Ties:
       decoder = encoder.T
     6 parameters, 24 B (counting every leaf: 12 parameters, 48 B)
     """
-    return Ties(walk(model))
+    return Ties(walk(model, readings=True))
 
 
 class _Tie:
@@ -258,6 +287,7 @@ def _report(report: Ties, one: Any) -> StorageReport:
         first, *rest = report._paths(report._walk.leaves[one])
         whole = Layout.whole(shape)
         leaves = [LeafReport(first, "", whole), *(LeafReport(p, first, whole) for p in rest)]
+        leaves += report._made_of(report._walk.leaves[one])
         return StorageReport(first, shape, dtype, nbytes, device, tuple(leaves))
     cluster, storage = one.cluster, one.storage
     device = report._told(cluster.members[max(storage.whole, 0)])[3]
@@ -270,6 +300,7 @@ def _report(report: Ties, one: Any) -> StorageReport:
         leaves.append(LeafReport(first, text, reader.layout))
         alias = text or storage.name
         leaves += [LeafReport(path, alias, reader.layout) for path in rest]
+        leaves += report._made_of(reader.item)
     elements = _elements(report, one)
     nbytes = elements * (cluster.geometries[0].itemsize if storage.whole < 0 else
                          cluster.geometries[storage.whole].itemsize)  # fmt: skip

@@ -8,16 +8,17 @@ out from an item's parent when somebody asks.
 from __future__ import annotations
 
 import gc
+import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tied import arrays
-from tied._node import Closed, Node, kinds
+from tied._node import Closed, Lasting, Node, kinds
 from tied._path import Path, Step
 from tied.arrays import Library
 from tied.nodes.containers import OBJECT_ARRAY
-from tied.nodes.objects import WEAK
 
 STATIC = -1
 _INSIDE = Step("inside", "")
@@ -91,6 +92,7 @@ class Walk:
         repeats: (item, node, position) for each further place of an item.
         closed: (node, position, object) for each thing that nothing opened.
         extras: (leaf, extras item) for each leaf that something hangs on.
+        computed: (node, position, reading, item of its source) for each lasting tie that computes.
         cyclic: Whether a part contains itself.
         root: The root's item, or -1 if there is nothing to see in the model.
     """
@@ -106,13 +108,14 @@ class Walk:
         self.repeats: list[tuple[int, int, int]] = []
         self.closed: list[tuple[int, int, Any]] = []
         self.extras: list[tuple[int, int]] = []
+        self.computed: list[tuple[int, int, Lasting, int]] = []
         self.cyclic = False
         self.root = STATIC
         self._names: dict[int, str | None] = {-1: None}
 
     def forget(self) -> None:
         """Lets go of the model; names and places can still be told."""
-        self.objects, self.closed = [], []
+        self.objects, self.closed, self.computed = [], [], []
         for record in self.records:
             if record is not None:
                 record.values, record.static = [], None
@@ -211,6 +214,7 @@ def walk(
     is_leaf: Callable[[Any], bool] | None = None,
     extras: bool = False,
     grads: bool = False,
+    readings: bool = False,
 ) -> Walk:
     """Takes a model apart.
 
@@ -219,12 +223,17 @@ def walk(
         is_leaf: Says of a part that it is a leaf though it is no array.
         extras: Also walk what hangs on leaves (attributes of parameters, hooks).
         grads: With `extras`, also the gradients that PyTorch keeps on tensors.
+        readings: Also give as leaves what lasting ties compute; such a walk is only looked at.
 
     Returns:
         The walk. The model is not changed, and the walk shares its arrays.
     """
     with steady():
-        return _Walker(is_leaf, extras=extras, grads=grads).run(model)
+        walker = _Walker(is_leaf, extras=extras, grads=grads)
+        found = walker.run(model)
+        if readings:
+            walker.follow_readings()
+        return found
 
 
 class _Walker:
@@ -238,7 +247,7 @@ class _Walker:
         self.grads = grads
         self.stack: list[tuple[Record, Iterator[tuple[int, Any]]]] = []
         self.entered: set[int] = set()
-        self.weak: list[Record] = []
+        self.back: list[Record] = []
 
     def run(self, model: Any) -> Walk:
         out = self.out
@@ -247,7 +256,7 @@ class _Walker:
         self.go_down(0)
         out.finished.pop()  # the one above the root
         out.root = top.holes[0][1] if top.holes else STATIC
-        self.follow_weak()
+        self.follow_back()
         return out
 
     def go_down(self, depth: int) -> None:
@@ -260,14 +269,33 @@ class _Walker:
                 self.entered.discard(record.item)
                 self.out.finished.append(record.item)
 
-    def follow_weak(self) -> None:
-        """Ties weak references to the items that they refer to, if the walk has met those."""
-        for record in self.weak:
+    def follow_back(self) -> None:
+        """Ties references to the items that they refer to, if the walk has met those."""
+        out = self.out
+        for record in self.back:
             seen = self.memo.get(id(record.static()), STATIC)
             if seen != STATIC:
                 record.values, record.holes, record.static = [None], [(0, seen)], None
-                self.out.cyclic = True
-        self.out.finished[:0] = [record.item for record in self.weak]
+                out.cyclic = True
+            elif not isinstance(record.static, weakref.ref):  # it keeps alive what it refers to
+                item = record.item
+                out.closed.append((out.parents[item], out.positions[item], out.objects[item]))
+        out.finished[:0] = [record.item for record in self.back]
+
+    def follow_readings(self) -> None:
+        """Adds what lasting ties compute, behind all other leaves, so that no name changes."""
+        out = self.out
+        for record in [record for record in out.records if record is not None]:
+            keys, start = list(record.keys), len(record.values)
+            for reading in record.node.readings(out.objects[record.item]):
+                if reading.how:
+                    source = self.memo.get(id(reading.source), STATIC)
+                    out.computed.append((record.item, len(keys), reading, source))
+                keys.append(reading.key)
+                record.values.append(None if reading.how else reading.array)
+            if len(keys) > start:
+                record.keys = keys
+                self.expand(record, itertools.islice(enumerate(record.values), start, None))
 
     def expand(self, record: Record, children: Iterator[tuple[int, Any]]) -> bool:
         """Goes through the children of a node; False if one must be gone into first (deep down)."""
@@ -329,8 +357,8 @@ class _Walker:
         out.parents.append(parent)
         out.positions.append(position)
         out.records.append(record)
-        if node is WEAK:
-            self.weak.append(record)
+        if node.back:
+            self.back.append(record)
             return item
         self.entered.add(item)
         self.stack.append((record, enumerate(record.values)))

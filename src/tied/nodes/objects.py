@@ -173,6 +173,8 @@ def _restore(x: Any, state: Any) -> None:
 class WeakNode(Node):
     """Weak references to parts that the model also holds: to the new part in the new model."""
 
+    back = True
+
     def open(self, x: Any) -> Opened:
         return (Step("inside", "()"),), [], x
 

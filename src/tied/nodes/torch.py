@@ -26,6 +26,8 @@ _FRESH = {
 """The tables of hooks that every module has, and their types."""
 _FRESH_KINDS = tuple(_FRESH.values())
 _tables_of_hooks = itemgetter(*_FRESH)
+_FLAT, _FLAT_REFS = "_flat_weights", "_flat_weight_refs"
+"""What a recurrent module keeps of its own weights: no tie."""
 
 
 class ModuleNode(Node):
@@ -76,15 +78,35 @@ class ModuleNode(Node):
             own[table] = kind(pairs) if stop > start else kind()
         if at < len(keys):
             own.update(zip(keys[at:], values[at:], strict=True))
+        if _FLAT in own:
+            flatten(own)
         object.__setattr__(x, "__dict__", own)
 
 
 def _others(own: dict[str, Any]) -> list[str]:
     """Returns the attributes of a module's own making, and the tables of hooks that have some."""
     names = [n for n in own if n not in _STANDARD and kinds[type(own[n])] is not None]
+    if _FLAT in own:
+        names = [name for name in names if name not in (_FLAT, _FLAT_REFS)]
     if any(_tables_of_hooks(own)):
         names += [name for name in _FRESH if own[name]]
     return names
+
+
+def flatten(own: dict[str, Any]) -> None:
+    """Makes the list that a recurrent module keeps of its own weights anew.
+
+    Args:
+        own: The module's attributes. A weight that is not among its parameters is computed; the
+            module finds that its list is out of date and asks for that weight.
+    """
+    weights = [own["_parameters"].get(name) for name in own["_flat_weights_names"]]
+    own[_FLAT] = weights
+    own[_FLAT_REFS] = [_absent if w is None else weakref.ref(w) for w in weights]
+
+
+def _absent() -> None:
+    """Stands for a weak reference to a weight that is not in the list of a recurrent module."""
 
 
 class ScriptNode(Node):

@@ -1,0 +1,255 @@
+"""`tie(module)`: the ties that a module has now, made to last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tied._compare import TieChange
+from tied._errors import TieError
+from tied._overlap import Cluster, clusters, repeats_elements
+from tied._reading import how, reading
+from tied._storage import Reader, Storage, covered, shared, single
+from tied._torch.dressed import register
+from tied._torch.hugging import declared
+from tied._torch.places import Place, below, common
+from tied._torch.reads import Reads
+from tied._torch.state import repeats, watch_loading, watch_repeats
+from tied._torch.views import of_layout
+from tied._walk import Walk, walk
+
+
+@dataclass
+class Group:
+    """A storage that stands at several places, and the one that is kept.
+
+    Attributes:
+        storage: What each leaf reads.
+        places: The places that can be tied, each with the leaf that is there.
+        left: The paths of places that can't, each with its leaf.
+        kept: The place of the source; None where a new tensor for the whole span is needed.
+        span: That tensor.
+    """
+
+    storage: Storage
+    places: list[tuple[Place, Reader]]
+    left: list[tuple[str, Reader]]
+    kept: Place | None = None
+    span: torch.Tensor | None = None
+    trainable: bool = field(default=False)
+
+
+def adopt(module: nn.Module, on_conflict: str) -> tuple[list[TieChange], list[str]]:
+    """Makes every tie of a module last.
+
+    Returns:
+        The ties that now last, and lines for those that can't.
+
+    Raises:
+        TieError: A trainable and a frozen parameter are tied, and nobody has said which counts.
+    """
+    found = walk(module)
+    names = {id(part): name for name, part in module.named_modules()}
+    preferred = declared(module)
+    groups = []
+    for one in clusters(found):
+        group = _group(found, one, names, preferred)
+        if group is not None:
+            group.trainable = _trainable(group, on_conflict)
+            groups.append(group)
+    made: list[TieChange] = []
+    left: list[str] = []
+    for group in groups:
+        made += _apply(module, group, on_conflict)
+        left += [
+            f"{reading(path, how(group.storage, reader))}, which stands where PyTorch does not look"
+            for path, reader in group.left
+        ]
+    twice = repeats(module)
+    if twice:
+        watch_repeats(module)
+    made += [TieChange(first, further, first) for first, further in twice]
+    return made, left
+
+
+def _group(
+    found: Walk, one: int | Cluster, names: dict[int, str], preferred: set[str]
+) -> Group | None:
+    """Returns the places of a storage, if it has several and a tensor of PyTorch holds it."""
+    members = [one] if isinstance(one, int) else list(one.members)
+    at = {i: _places(found, found.leaves[i], names) for i in members}
+    if sum(len(places) + len(left) for places, left in at.values()) < 2:
+        return None
+    if any(found.libraries[i].name != "torch" for i in members):
+        registered = [i for i in members if found.libraries[i].name == "torch"]
+        if not any(at[i][0] for i in registered):
+            return None
+    stored = {i: [place for place in at[i][0] if not place.is_plain] for i in members}
+    if not any(stored.values()):
+        return None
+    kept, storage = _kept(found, one, members, stored, preferred)
+    span = None
+    if storage is None:
+        assert isinstance(one, Cluster)
+        storage, window = shared(found, one)
+        span = window.detach().clone()
+    readers = dict(zip(members, storage.readers, strict=True))
+    places = [(place, readers[i]) for i in members for place in at[i][0] if place is not kept]
+    left = [(path, readers[i]) for i in members for path in at[i][1]]
+    return Group(storage, places, left, kept, span)
+
+
+def _places(found: Walk, item: int, names: dict[int, str]) -> tuple[list[Place], list[str]]:
+    """Returns the places at which a leaf stands in modules, and the paths of all others."""
+    ends = [(found.parents[item], found.positions[item])]
+    ends += [(node, position) for leaf, node, position in found.repeats if leaf == item]
+    places, left = [], []
+    for node, position in ends:
+        owner = found.objects[node] if node >= 0 else None
+        path = found.place(node, position)
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            leaf = path.steps[-1].key
+            name = f"{names[id(owner)]}.{leaf}".removeprefix(".")
+            if not isinstance(owner, nn.utils.parametrize.ParametrizationList):
+                places.append(Place(name, owner, leaf))
+                continue
+        left.append(str(path))
+    return places, left
+
+
+def _kept(
+    found: Walk,
+    one: int | Cluster,
+    members: list[int],
+    stored: dict[int, list[Place]],
+    preferred: set[str],
+) -> tuple[Place | None, Storage | None]:
+    """Returns the place that is kept and what all leaves read of it; None if none holds all."""
+    choices = []
+    for number, i in enumerate(members):
+        if isinstance(one, int):
+            ordered = True
+        else:
+            g = one.geometries[number]
+            low, high = one.extent
+            if math.prod(g.shape) * g.itemsize != high - low or repeats_elements(g):
+                continue
+            if g.conj or g.neg or any(stride < 0 for stride in g.strides):
+                continue
+            ordered = one.dense[number]
+        choices += [
+            (place.name not in preferred, not place.is_parameter, not ordered, number, rank, place)
+            for rank, place in enumerate(stored[i])
+        ]
+    if not choices:
+        return None, None
+    *_, number, _, place = min(choices, key=lambda choice: choice[:5])
+    if isinstance(one, int):
+        return place, single(found, one)[0]
+    return place, covered(found, one, number)
+
+
+def _trainable(group: Group, on_conflict: str) -> bool:
+    """Returns whether a storage is trained.
+
+    Raises:
+        TieError: Its parameters do not agree.
+    """
+    parameters = [place for place, _ in group.places if place.is_parameter]
+    if group.kept is not None:
+        parameters.insert(0, group.kept)
+    wants = [place.tensor.requires_grad for place in parameters]
+    if not wants or all(want == wants[0] for want in wants):
+        return any(wants)
+    other = wants.index(not wants[0])
+    if on_conflict == "raise":
+        raise disagree(parameters[0], parameters[other])
+    return wants[0] if on_conflict == "source" else wants[other]
+
+
+def disagree(source: Place, target: Place) -> TieError:
+    """Returns the error that one side of a tie is trained and the other is not."""
+    facts = [(_trained(source), source.name), (_trained(target), target.name)]
+    return TieError(
+        "one side of a tie is trainable and the other is frozen",
+        facts=facts,
+        hint='Say which counts: tied.tie(..., on_conflict="source") or "target"',
+        paths=[source.name, target.name],
+    )
+
+
+def _trained(place: Place) -> str:
+    if place.tensor.requires_grad:
+        return "trainable"
+    return "frozen" if place.is_parameter else "a buffer"
+
+
+def _apply(module: nn.Module, group: Group, on_conflict: str) -> Iterator[TieChange]:
+    """Makes the ties of a storage."""
+    if group.kept is None:
+        kept = _with_span(module, group)
+    else:
+        kept = group.kept
+        _train(kept, group.trainable)
+    source = group.storage if group.kept is not None else None
+    shape = tuple(kept.tensor.shape)
+    order = group.storage.order or tuple(range(len(shape)))
+    for place, reader in group.places:
+        root = common([kept.name, place.name])
+        view = None if reader.layout is None else of_layout(reader.layout, shape, order)
+        text = how(group.storage, reader) if source is not None else f"a part of {kept.name}"
+        reads = Reads(
+            module.get_submodule(root),
+            below(place.name, root),
+            (below(kept.name, root),),
+            view,
+            detached=not place.is_parameter,
+            persistent=place.persistent,
+            on_conflict=on_conflict,
+        )
+        replace(place, reads)
+        watch_loading(module, module.get_submodule(root))
+        yield TieChange(kept.name, place.name, text)
+
+
+def replace(place: Place, reads: Reads) -> None:
+    """Puts a tie in the place of a tensor."""
+    if place.is_plain:
+        tensor = place.owner.__dict__.pop(place.leaf)
+        place.owner.register_buffer(place.leaf, tensor, persistent=False)
+    register(place.owner, place.leaf, reads)
+
+
+def _train(place: Place, trainable: bool) -> None:
+    """Makes a kept tensor trainable or not, as its storage is."""
+    tensor = place.tensor
+    if tensor.requires_grad == trainable:
+        return
+    if not place.is_parameter:
+        del place.owner._buffers[place.leaf]
+        place.owner.register_parameter(place.leaf, nn.Parameter(tensor))
+        return
+    tensor.requires_grad_(trainable)
+
+
+def _with_span(module: nn.Module, group: Group) -> Place:
+    """Registers the tensor that several leaves read parts of, where none of them holds it all."""
+    root = common([place.name for place, _ in group.places])
+    owner = module.get_submodule(root)
+    number, name = 0, "tied_span"
+    while hasattr(owner, name):
+        number += 1
+        name = f"tied_span{number}"
+    assert group.span is not None
+    value: Any = group.span
+    if any(place.is_parameter for place, _ in group.places):
+        owner.register_parameter(name, nn.Parameter(value, group.trainable))
+    else:
+        persistent = any(place.persistent for place, _ in group.places)
+        owner.register_buffer(name, value, persistent=persistent)
+    return Place(f"{root}.{name}".removeprefix("."), owner, name)

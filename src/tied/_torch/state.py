@@ -1,0 +1,245 @@
+"""Checkpoints of modules with lasting ties: each storage once, and any names accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import nn
+
+from tied._errors import TieError
+from tied._torch.reads import Reads, sources_below, ties_below
+
+State = dict[str, Any]
+
+_wins: ContextVar[str | None] = ContextVar("wins", default=None)
+
+
+@contextmanager
+def conflict(on_conflict: str | None) -> Iterator[None]:
+    """Says for a block whose value counts where a checkpoint holds both sides and they differ."""
+    token = _wins.set(on_conflict)
+    try:
+        yield
+    finally:
+        _wins.reset(token)
+
+
+def watch_loading(*modules: nn.Module) -> None:
+    """Makes modules accept checkpoints that hold the names of tied tensors."""
+    for module in modules:
+        if not _has(module._load_state_dict_pre_hooks, accept):
+            register: Any = module.register_load_state_dict_pre_hook
+            register(accept)
+
+
+def watch_repeats(module: nn.Module) -> None:
+    """Makes a module give and take a submodule that it holds twice under its first name."""
+    watch_loading(module)
+    if not _has(module._state_dict_hooks, drop_repeats):
+        register: Any = module.register_state_dict_post_hook
+        register(drop_repeats)
+
+
+def _has(hooks: Mapping[int, Any], wanted: Callable[..., Any]) -> bool:
+    return any(getattr(hook, "hook", hook) is wanted for hook in hooks.values())
+
+
+def repeats(module: nn.Module) -> list[tuple[str, str]]:
+    """Returns (first name, further name) of each submodule that stands at several places."""
+    first: dict[int, str] = {}
+    found: list[tuple[str, str]] = []
+    for name, part in module.named_modules(remove_duplicate=False):
+        if id(part) not in first:
+            first[id(part)] = name
+        elif not any(name.startswith(further + ".") for _, further in found):
+            found.append((first[id(part)], name))
+    return found
+
+
+def drop_repeats(module: nn.Module, state: State, prefix: str, metadata: Any) -> None:
+    """Takes out of a state dict what it holds under the further name of a submodule."""
+    for _, further in repeats(module):
+        start = f"{prefix}{further}."
+        for key in [key for key in state if key.startswith(start)]:
+            del state[key]
+
+
+def accept(
+    module: nn.Module,
+    state: State,
+    prefix: str,
+    metadata: Any,
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """Brings a checkpoint to the names that a module has: a hook of `load_state_dict`.
+
+    Raises:
+        TieError: Both sides of a tie are there, differ, and nobody has said which counts.
+    """
+    if _has(module._state_dict_hooks, drop_repeats):
+        _accept_repeats(module, state, prefix)
+    ties = [(name, reads, sources_below(name, reads)) for name, _, reads in ties_below(module)]
+    known = {name: sources for name, _, sources in ties}
+    groups: dict[tuple[str, ...], list[tuple[str, Reads]]] = {}
+    for name, reads, sources in sorted(ties, key=lambda tie: -_depth(tie[0], known)):
+        groups.setdefault(sources, []).append((name, reads))
+    for sources, readers in groups.items():
+        present = [(prefix + name, reads) for name, reads in readers if prefix + name in state]
+        if present:
+            _Group(state, [prefix + source for source in sources], present).settle()
+
+
+def _depth(name: str, known: Mapping[str, tuple[str, ...]]) -> int:
+    """Returns how many ties lie between a tensor and the one that is stored."""
+    if name not in known:
+        return 0
+    return 1 + max(_depth(source, known) for source in known[name])
+
+
+def _accept_repeats(module: nn.Module, state: State, prefix: str) -> None:
+    for first, further in repeats(module):
+        start, kept = f"{prefix}{further}.", f"{prefix}{first}."
+        for key in [key for key in state if key.startswith(start)]:
+            twin = kept + key[len(start) :]
+            if twin not in state:
+                state[twin] = state[key]
+            elif not same_bits(state[twin], state[key]):
+                wins = _wins.get() or "raise"
+                if wins == "raise":
+                    raise _disagree(twin, key, state[twin], state[key])
+                if wins == "target":
+                    state[twin] = state[key]
+        for key in [key for key in state if key.startswith(kept)]:
+            state[start + key[len(kept) :]] = state[key]
+
+
+class _Group:
+    """The tied names in a checkpoint that read one source (or the same several)."""
+
+    def __init__(self, state: State, sources: list[str], present: list[tuple[str, Reads]]) -> None:
+        self.state = state
+        self.sources = sources
+        self.present = present
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Takes the tied names out of the checkpoint; their values go to the source if it lacks."""
+        state, sources = self.state, self.sources
+        if all(source in state for source in sources):
+            for alias, reads in self.present:
+                self.compare(alias, reads)
+                del state[alias]
+            return
+        alias, reads = self.present[0]
+        if reads.inverse is not None:
+            state.update(zip(sources, reads.inverted(state[alias]), strict=True))
+            self.settle()
+        elif len(sources) == 1 and all(reads.is_view for _, reads in self.present):
+            self.gather()
+
+    def compare(self, alias: str, reads: Reads) -> None:
+        state = self.state
+        values = [state[source] for source in self.sources]
+        given = state[alias]
+        if any(x.is_meta for x in (*values, given)):
+            return
+        seen = values[0] if reads.view is None else reads.view(*values)
+        alike = same_bits if reads.is_view else _close
+        if alike(seen, given):
+            return
+        wins = _wins.get() or reads.on_conflict
+        if wins == "raise":
+            raise _disagree(self.sources[0], alias, seen, given)
+        if wins == "source":
+            return
+        if reads.inverse is not None:
+            state.update(zip(self.sources, reads.inverted(given), strict=True))
+            return
+        if not reads.is_view or seen.shape != given.shape:
+            raise _disagree(self.sources[0], alias, seen, given)
+        base = values[0].detach().clone(memory_format=torch.contiguous_format)
+        (base if reads.view is None else reads.view(base)).copy_(given)
+        state[self.sources[0]] = base
+
+    def gather(self) -> None:
+        """Makes the source of its aliases, if together they hold all of it."""
+        state, source = self.state, self.sources[0]
+        alias, reads = self.present[0]
+        now = reads.roots()[0]
+        given = state[alias].detach()
+        if reads.view is None:
+            base = given
+        else:
+            dtype = given.dtype if reads.read().dtype == now.dtype else now.dtype
+            base = torch.zeros(now.shape, dtype=dtype, device=given.device)
+            if not self.fill(base):
+                return
+        state[source] = base
+        for alias, reads in self.present:
+            self.compare(alias, reads)
+            del state[alias]
+
+    def fill(self, base: torch.Tensor) -> bool:
+        """Writes every alias into a source; returns whether they hold all of it."""
+        held = torch.zeros_like(base, device="cpu")
+        for alias, reads in self.present:
+            part, mark = (x if reads.view is None else reads.view(x) for x in (base, held))
+            given = self.state[alias]
+            if part.shape != given.shape:
+                return False
+            part.copy_(given)
+            mark.fill_(1)
+            if mark.dtype != held.dtype and mark.nbytes == held.nbytes:
+                return True
+        parts = torch.view_as_real(held) if held.is_complex() else held
+        return bool((parts != 0).all())
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Returns whether two values of a checkpoint are the same, NaNs and all."""
+    if a is b or not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return a is b or bool(a == b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.is_meta or b.is_meta:
+        return True
+    if a.layout is not torch.strided or a.is_quantized:
+        return torch.equal(a, b)
+    return torch.equal(*(_bytes(x) for x in (a, b)))
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Returns whether a computed value is the one in a checkpoint, up to rounding."""
+    same_kind = a.shape == b.shape and a.dtype == b.dtype
+    return same_kind and torch.allclose(a, b.to(a.device), equal_nan=True)
+
+
+def _disagree(source: str, alias: str, seen: Any, given: Any) -> TieError:
+    facts = [("source", _told(source, seen)), ("target", _told(alias, given))]
+    if isinstance(seen, torch.Tensor) and seen.shape == given.shape and seen.dtype == given.dtype:
+        different = int((seen.cpu() != given.cpu()).sum())
+        facts.append(("differ in", f"{different} of {given.numel()} elements"))
+    return TieError(
+        "a checkpoint holds two values for one tied tensor",
+        facts=facts,
+        hint='Say which counts: tied.torch.load_state_dict(..., on_conflict="source") or "target"',
+        paths=[source, alias],
+    )
+
+
+def _told(name: str, x: Any) -> str:
+    if not isinstance(x, torch.Tensor):
+        return name
+    return f"{name}, {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
