@@ -177,7 +177,7 @@ class Layout:
         """
         if self.dtype is None:
             return text(name, self.steps(base_shape))
-        how, layout, shape = _reinterpreted(self.canonical(), base_shape, base_dtype)
+        how, layout, shape = reinterpreted(self.canonical(), base_shape, base_dtype)
         return name + how if layout is None else text(name + how, layout.steps(shape))
 
 
@@ -300,7 +300,7 @@ def _itemsize(dtype: str) -> int:
         return max(1, int(bits[0]) // 8) if bits else 1
 
 
-def _reinterpreted(
+def reinterpreted(
     layout: Layout, shape: Ints, base_dtype: str | None
 ) -> tuple[str, Layout | None, Ints]:
     """How to reach the dtype of `layout`, then the layout in elements and the shape to read."""

@@ -15,9 +15,9 @@ from tied._ties import ties
 from tied._torch.adopt import adopt, disagree, replace
 from tied._torch.dressed import release
 from tied._torch.hugging import keep_ways
-from tied._torch.places import Place, below, common, locate, must_not_turn_back
+from tied._torch.places import Place, below, common, locate, must_be_registered, must_not_turn_back
 from tied._torch.reads import Reads, shares_storage, ties_below
-from tied._torch.state import conflict, repeats, watch_loading
+from tied._torch.state import conflict, repeats, watch_loading, watch_repeats
 from tied._torch.views import View, native
 
 __all__ = ["load_state_dict", "tie_all", "tie_one", "untie"]
@@ -42,11 +42,15 @@ def tie_one(
     """Ties a tensor to others: see `tied.tie`."""
     to = locate(module, target)
     places = [locate(module, name) for name in sources]
+    for place in (to, *places):
+        must_be_registered(place)
     _refuse_misuse(to, places, view)
     must_not_turn_back(to, places)
     view = None if view is None else native(view)
     seen, is_view = _seen(to, places, view)
     _compare(to, places, seen)
+    if inverse is not None:
+        _check_inverse(to, places, inverse)
     _settle_training(to, places, on_conflict)
     root = common([target, *sources])
     reads = Reads(
@@ -60,8 +64,10 @@ def tie_one(
         persistent=to.persistent,
         on_conflict=on_conflict,
     )
-    replace(to, reads)
-    watch_loading(module, module.get_submodule(root))
+    replace(to, reads, places)
+    watch_loading(module, module.get_submodule(root), to.owner)
+    if repeats(module):
+        watch_repeats(module)
     keep_ways(module)
     return TieChange(sources[0], target, _how(to, places, is_view))
 
@@ -146,6 +152,26 @@ def _compare(target: Place, sources: list[Place], seen: torch.Tensor) -> None:
         )
 
 
+def _check_inverse(target: Place, sources: list[Place], inverse: Callable[[Any], Any]) -> None:
+    """Raises unless an inverse gives what the sources are.
+
+    Raises:
+        TieError: It gives too few tensors, or other shapes.
+    """
+    with torch.no_grad():
+        made = inverse(target.tensor.detach())
+    made = made if isinstance(made, (tuple, list)) else (made,)
+    shapes = [tuple(getattr(x, "shape", ())) for x in made]
+    wanted = [tuple(place.tensor.shape) for place in sources]
+    if shapes != wanted:
+        names = ", ".join(place.name for place in sources)
+        raise TieError(
+            f"the inverse does not make {names} of {target.name}",
+            facts=[("wanted", ", ".join(map(str, wanted))), ("made", ", ".join(map(str, shapes)))],
+            paths=[*(place.name for place in sources), target.name],
+        )
+
+
 def _remedy(own: torch.Tensor, first: torch.Tensor, seen: torch.Tensor) -> str:
     if own.dim() == 2 and own.shape == seen.shape[::-1]:
         return "Is it the transpose? tied.tie(..., tied.transpose)"
@@ -217,7 +243,7 @@ def untie(module: nn.Module, name: str) -> None:
     value = place.tensor.detach().clone()
     if not reads.detached:
         value = nn.Parameter(value, any(x.requires_grad for x in reads.roots()))
-    release(place.owner, place.leaf, value, persistent=reads.persistent)
+    release(place.owner, place.leaf, value)
 
 
 def _reads_from(reads: Reads, place: Place) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,9 +199,10 @@ def _apply(module: nn.Module, group: Group, on_conflict: str) -> Iterator[TieCha
     source = group.storage if group.kept is not None else None
     shape = tuple(kept.tensor.shape)
     order = group.storage.order or tuple(range(len(shape)))
+    dtype = str(kept.tensor.dtype).removeprefix("torch.")
     for place, reader in group.places:
         root = common([kept.name, place.name])
-        view = None if reader.layout is None else of_layout(reader.layout, shape, order)
+        view = None if reader.layout is None else of_layout(reader.layout, shape, order, dtype)
         text = how(group.storage, reader) if source is not None else f"a part of {kept.name}"
         reads = Reads(
             module.get_submodule(root),
@@ -212,13 +213,17 @@ def _apply(module: nn.Module, group: Group, on_conflict: str) -> Iterator[TieCha
             persistent=place.persistent,
             on_conflict=on_conflict,
         )
-        replace(place, reads)
-        watch_loading(module, module.get_submodule(root))
+        replace(place, reads, [kept])
+        watch_loading(module, module.get_submodule(root), place.owner)
         yield TieChange(kept.name, place.name, text)
 
 
-def replace(place: Place, reads: Reads) -> None:
-    """Puts a tie in the place of a tensor."""
+def replace(place: Place, reads: Reads, sources: Iterable[Place]) -> None:
+    """Puts a tie in the place of a tensor; what `state_dict` held of it, it holds of the source."""
+    if place.persistent:
+        for source in sources:
+            if not source.is_plain:
+                source.owner._non_persistent_buffers_set.discard(source.leaf)
     if place.is_plain:
         tensor = place.owner.__dict__.pop(place.leaf)
         place.owner.register_buffer(place.leaf, tensor, persistent=False)

@@ -9,6 +9,7 @@ it keeps a tool from registering the tensor anew. The class made here can, don't
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -28,11 +29,53 @@ class Tied:
     __slots__ = ()
 
 
+class Parameters(dict[str, Any]):
+    """The parameters of a module that has a tied tensor, which is none of them.
+
+    Tools that take a parameter out of this table (the older weight and spectral normalisation) are
+    told so.
+    """
+
+    __slots__ = ("owner",)
+
+    def __init__(self, items: Any, owner: nn.Module) -> None:
+        super().__init__(items)
+        self.owner = weakref.ref(owner)
+
+    def __missing__(self, name: str) -> Any:
+        self.refuse(name)
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            self.refuse(name)
+        super().__delitem__(name)
+
+    def refuse(self, name: str) -> None:
+        """Raises for a name that is not in the table."""
+        owner = self.owner()
+        reads = None if owner is None else reads_of(owner).get(name)
+        if reads is None:
+            raise KeyError(name)
+        raise reads.refused(f"{reads.target} is tied and no parameter of its own")
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def _guarded(module: nn.Module) -> None:
+    """Puts the table that refuses in the place of a module's parameters."""
+    module.__dict__["_parameters"] = Parameters(module._parameters, module)
+
+
 def dressed(base: type, names: Sequence[str]) -> type:
-    """Returns a new subclass of a module class, with a property for each parametrized tensor."""
+    """Returns a new subclass of a module class, with a property for each parametrized tensor.
+
+    PyTorch takes properties away from it before it registers what a tensor is from then on, so the
+    names are kept apart too.
+    """
     told = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
     own = {name: _computed(name) for name in names}
-    return type(base.__name__, (base, Tied), {**told, **_METHODS, **own})
+    return type(base.__name__, (base, Tied), {**told, **_METHODS, **own, "_tied": frozenset(names)})
 
 
 def undressed(cls: type) -> Any:
@@ -48,19 +91,23 @@ def parameters_of(cls: type) -> tuple[str, ...]:
 def register(module: nn.Module, name: str, reads: Reads) -> None:
     """Makes a tensor of a module one that `reads` computes."""
     weights = module.__dict__.get("_flat_weights_names")
+    table = module._parameters if name in module._parameters else module._buffers
+    reads.position = list(table).index(name)
     parametrize.register_parametrization(module, name, reads, unsafe=True)
     reads.armed = True
     parts = parametrized(module)
     parts[name].__class__ = TiedList
     base = undressed(type(module)) if issubclass(type(module), Tied) else type(module).__bases__[0]
     module.__class__ = dressed(base, tuple(parts))
+    _guarded(module)
     if weights is not None:
         flatten(module.__dict__)
 
 
-def release(module: nn.Module, name: str, value: torch.Tensor, *, persistent: bool) -> None:
+def release(module: nn.Module, name: str, value: torch.Tensor) -> None:
     """Makes a tied tensor an ordinary one again, a Parameter or a buffer with this value."""
     base = undressed(type(module))
+    reads = reads_of(module)[name]
     del parametrized(module)[name]
     names = tuple(parametrized(module))
     if names:
@@ -68,10 +115,14 @@ def release(module: nn.Module, name: str, value: torch.Tensor, *, persistent: bo
     else:
         del module._modules["parametrizations"]
         module.__class__ = base
+        module.__dict__["_parameters"] = dict(module._parameters)
     if isinstance(value, nn.Parameter):
         module.register_parameter(name, value)
     else:
-        module.register_buffer(name, value, persistent=persistent)
+        module.register_buffer(name, value, persistent=reads.persistent)
+    table: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+    for later in [n for n in table if n != name][reads.position :]:
+        table[later] = table.pop(later)
     if "_flat_weights_names" in module.__dict__:
         flatten(module.__dict__)
 
@@ -164,7 +215,7 @@ def _register_parameter(self: Any, name: str, param: Any) -> None:
     if name in reads:
         _set(self, name, param)
         return
-    if param is not None and name in parameters_of(type(self)):
+    if param is not None and name in self._tied:
         param = nn.Parameter(param.detach().clone(), param.requires_grad)  # no longer tied
     base.register_parameter(self, name, param)
 
@@ -174,6 +225,8 @@ def _register_buffer(self: Any, name: str, tensor: Any, persistent: bool = True)
     if name in reads_of(self):
         _set(self, name, tensor)
         return
+    if tensor is not None and name in self._tied:
+        tensor = tensor.detach().clone()
     base.register_buffer(self, name, tensor, persistent)
 
 
@@ -207,6 +260,7 @@ def _fill(self: Any, state: dict[str, Any]) -> None:
         base.__setstate__(self, state)
     else:
         self.__dict__.update(state)
+    _guarded(self)
     if "_flat_weights" in state:
         flatten(self.__dict__)
 
@@ -242,6 +296,14 @@ class TiedNode(ModuleNode):
 
     def shell(self, cls: type, static: Any) -> Any:
         return object.__new__(dressed(undressed(cls), parameters_of(cls)))
+
+    def settle(self, keys: Sequence[Any], static: Any) -> Any:
+        state, ((table, _, *span), *tables), at = super().settle(keys, static)
+        return state, [(table, dict, *span), *tables], at
+
+    def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
+        super().fill(x, keys, values, static)
+        _guarded(x)
 
     def readings(self, x: Any) -> Iterable[Lasting]:
         for name, reads in reads_of(x).items():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tied._errors import PathError, TieError
-from tied._torch.reads import Reads, reads_of
+from tied._torch.reads import Reads, parametrized, reads_of, remade
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +62,55 @@ def locate(module: nn.Module, name: str) -> Place:
     *way, leaf = name.split(".")
     part: nn.Module = module
     for depth, step in enumerate(way):
-        below = part._modules.get(step)
-        if below is None:
+        below = part._modules.get(step, getattr(part, step, None))  # wrappers pass attributes on
+        if not isinstance(below, nn.Module):
             raise _lost(name, ".".join(way[:depth]), step, part)
         part = below
+    part = _inside_of_adapters(name, part, leaf)
     if leaf.startswith("__") or not isinstance(getattr(part, leaf, None), torch.Tensor):
         raise _lost(name, ".".join(way), leaf, part)
     return Place(name, part, leaf)
+
+
+def _inside_of_adapters(name: str, part: nn.Module, leaf: str) -> nn.Module:
+    """Returns the module that has a tensor, where PEFT has wrapped it.
+
+    Raises:
+        TieError: PEFT trains a copy of that module, so there are two such tensors.
+    """
+    while not _has(part, leaf):
+        if isinstance(part._modules.get("original_module"), nn.Module):
+            raise TieError(
+                f"{name} is trained in a copy of its module",
+                facts=[("wrapper", type(part).__name__)],
+                hint="Unload the adapter first: model.unload()",
+                paths=[name],
+            )
+        base = part._modules.get("base_layer")
+        if not isinstance(base, nn.Module):
+            break
+        part = base
+    return part
+
+
+def _has(part: nn.Module, leaf: str) -> bool:
+    """Returns whether a module has a tensor itself, stored or computed."""
+    own = (part._parameters, part._buffers, part.__dict__, parametrized(part))
+    return any(leaf in table for table in own)
+
+
+def must_be_registered(place: Place) -> None:
+    """Raises for a plain attribute, unless a hook makes it of parameters (pruning does).
+
+    Raises:
+        PathError: It is one.
+    """
+    if place.is_plain and remade(place.owner, place.leaf, None) is None:
+        raise PathError(
+            f"{place.name} is a plain attribute, which PyTorch neither moves nor saves",
+            hint=f'Register it first: register_buffer("{place.leaf}", ...)',
+            paths=[place.name],
+        )
 
 
 def _lost(name: str, reached: str, step: str, part: nn.Module) -> PathError:

@@ -93,6 +93,7 @@ class Reads(nn.Module):
         is_view: Whether the result shares the memory of the source.
         persistent: Whether it was a buffer that `state_dict` holds.
         on_conflict: Whose value a checkpoint counts by where both sides are in it and differ.
+        position: Its place among the parameters (or buffers) of its module.
         marks: Whether the module is one of transformers, which marks tensors that have values.
     """
 
@@ -128,6 +129,7 @@ class Reads(nn.Module):
         self.ways = tuple(way(name) for name in sources)
         self.armed = False
         self.marks = False
+        self.position = 0
 
     def forward(self) -> torch.Tensor:
         """Returns the tied tensor."""
@@ -147,13 +149,20 @@ class Reads(nn.Module):
             try:
                 seen = self.view(seen)
             except NotImplementedError as error:
-                kind = type(self.fetch(root, self.ways[0])).__name__
-                raise self.refused(
-                    f"{self.target} can't be computed from {self.sources[0]}, now a {kind}"
-                ) from error
+                raise self.unreadable(self.fetch(root, self.ways[0]), error) from error
             if self.marks:
                 self.mark(root, seen)
-        return seen.detach() if self.detached else seen
+        return seen.detach() if self.detached and seen.requires_grad else seen
+
+    def unreadable(self, source: torch.Tensor, error: Exception) -> TieError:
+        """Returns the error that the view does not work on what the source is now."""
+        return self.refused(
+            f"{self.target} can't be computed from what {self.sources[0]} is now",
+            facts=[
+                ("now", f"{type(source).__name__}, {source.dtype}"),
+                ("error", str(error).partition("\n")[0]),
+            ],
+        )
 
     def mark(self, root: nn.Module, seen: torch.Tensor) -> None:
         """Marks what is read as initialised where transformers has marked the source so.

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from tied._errors import TieError
+from tied._overlap import repeats_elements
 from tied._torch.reads import Reads, sources_below, ties_below
+from tied.arrays import load
 
 State = dict[str, Any]
 
@@ -85,7 +87,12 @@ def accept(
     """
     if _has(module._state_dict_hooks, drop_repeats):
         _accept_repeats(module, state, prefix)
-    ties = [(name, reads, sources_below(name, reads)) for name, _, reads in ties_below(module)]
+    ties = []
+    for name, _, reads in ties_below(module):
+        if name.endswith(reads.target):
+            ties.append((name, reads, sources_below(name, reads)))
+        elif prefix + name in state:  # only a part is loaded, and the source is outside of it
+            reads.write(state.pop(prefix + name))
     known = {name: sources for name, _, sources in ties}
     groups: dict[tuple[str, ...], list[tuple[str, Reads]]] = {}
     for name, reads, sources in sorted(ties, key=lambda tie: -_depth(tie[0], known)):
@@ -113,7 +120,7 @@ def _accept_repeats(module: nn.Module, state: State, prefix: str) -> None:
             elif not same_bits(state[twin], state[key]):
                 wins = _wins.get() or "raise"
                 if wins == "raise":
-                    raise _disagree(twin, key, state[twin], state[key])
+                    raise _disagree([twin], key, state[twin], state[key])
                 if wins == "target":
                     state[twin] = state[key]
         for key in [key for key in state if key.startswith(kept)]:
@@ -144,8 +151,16 @@ class _Group:
         elif len(sources) == 1 and all(reads.is_view for _, reads in self.present):
             self.gather()
 
-    def compare(self, alias: str, reads: Reads) -> None:
+    def compare(self, alias: str, reads: Reads, *, made: bool = False) -> None:
+        """Makes sure that a tied name agrees with its source.
+
+        Args:
+            alias: The name.
+            reads: Its tie.
+            made: Whether the source has been made of all tied names.
+        """
         state = self.state
+        others = [other for other, _ in self.present if other != alias] if made else self.sources
         values = [state[source] for source in self.sources]
         given = state[alias]
         if any(x.is_meta for x in (*values, given)):
@@ -156,14 +171,14 @@ class _Group:
             return
         wins = _wins.get() or reads.on_conflict
         if wins == "raise":
-            raise _disagree(self.sources[0], alias, seen, given)
+            raise _disagree(others, alias, seen, given)
         if wins == "source":
             return
         if reads.inverse is not None:
             state.update(zip(self.sources, reads.inverted(given), strict=True))
             return
         if not reads.is_view or seen.shape != given.shape:
-            raise _disagree(self.sources[0], alias, seen, given)
+            raise _disagree(others, alias, seen, given)
         base = values[0].detach().clone(memory_format=torch.contiguous_format)
         (base if reads.view is None else reads.view(base)).copy_(given)
         state[self.sources[0]] = base
@@ -183,7 +198,8 @@ class _Group:
                 return
         state[source] = base
         for alias, reads in self.present:
-            self.compare(alias, reads)
+            self.compare(alias, reads, made=True)
+        for alias, _ in self.present:
             del state[alias]
 
     def fill(self, base: torch.Tensor) -> bool:
@@ -192,10 +208,11 @@ class _Group:
         for alias, reads in self.present:
             part, mark = (x if reads.view is None else reads.view(x) for x in (base, held))
             given = self.state[alias]
-            if part.shape != given.shape:
+            geometry = load("torch").geometry(mark)
+            if part.shape != given.shape or geometry is None or repeats_elements(geometry):
                 return False
             part.copy_(given)
-            mark.fill_(1)
+            mark.fill_(1 + 1j if mark.is_complex() else 1)
             if mark.dtype != held.dtype and mark.nbytes == held.nbytes:
                 return True
         parts = torch.view_as_real(held) if held.is_complex() else held
@@ -226,8 +243,8 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_kind and torch.allclose(a, b.to(a.device), equal_nan=True)
 
 
-def _disagree(source: str, alias: str, seen: Any, given: Any) -> TieError:
-    facts = [("source", _told(source, seen)), ("target", _told(alias, given))]
+def _disagree(sources: list[str], alias: str, seen: Any, given: Any) -> TieError:
+    facts = [("source", _told(", ".join(sources), seen)), ("target", _told(alias, given))]
     if isinstance(seen, torch.Tensor) and seen.shape == given.shape and seen.dtype == given.dtype:
         different = int((seen.cpu() != given.cpu()).sum())
         facts.append(("differ in", f"{different} of {given.numel()} elements"))
@@ -235,7 +252,7 @@ def _disagree(source: str, alias: str, seen: Any, given: Any) -> TieError:
         "a checkpoint holds two values for one tied tensor",
         facts=facts,
         hint='Say which counts: tied.torch.load_state_dict(..., on_conflict="source") or "target"',
-        paths=[source, alias],
+        paths=[*sources, alias],
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx.proxy import TraceError
 
 from tied._errors import TieError
-from tied._layout import Layout
+from tied._layout import Layout, reinterpreted
 from tied._lazy import adjoint, transpose
 from tied.arrays.tensors import STEPS, reinterpret
 
@@ -39,38 +39,64 @@ class Reading:
         layout: What is read of the source's elements in the order of memory.
         shape: The source's shape.
         order: The source's axes in the order of memory.
+        dtype: The source's dtype, as NumPy and PyTorch name it.
     """
 
-    __slots__ = ("base_shape", "layout", "order", "steps")
+    __slots__ = ("bits", "dtype", "layout", "order", "steps")
 
-    def __init__(self, layout: Layout, shape: tuple[int, ...], order: tuple[int, ...]) -> None:
+    def __init__(
+        self, layout: Layout, shape: tuple[int, ...], order: tuple[int, ...], dtype: str
+    ) -> None:
         plain = order == tuple(range(len(order)))
-        self.layout = layout
         self.order = None if plain else order
-        self.base_shape = shape if plain else tuple(shape[axis] for axis in order)
-        self.steps = layout.steps(self.base_shape) if layout.dtype is None else None
+        shape = shape if plain else tuple(shape[axis] for axis in order)
+        self.dtype, self.layout, self.bits = dtype, layout, ""
+        inner: Layout | None = layout
+        if layout.dtype is not None:
+            self.bits, inner, shape = reinterpreted(layout.canonical(), shape, dtype)
+        self.steps = None if inner is None else inner.steps(shape)
 
     def __call__(self, w: torch.Tensor) -> torch.Tensor:
-        """Returns the reading, which shares the memory of `w` unless it gathers elements."""
+        """Returns the reading, which shares the memory of `w` unless it gathers elements.
+
+        Raises:
+            NotImplementedError: It reads bits, and `w` has another dtype.
+        """
         if self.order is not None:
             w = w.permute(self.order)
-        if self.steps is None:
-            w = reinterpret(w.reshape(-1), self.layout)
-        else:
-            for step in self.steps:
-                w = STEPS[step.op](w, step)
+        if self.bits:
+            w = self.reread(w)
+        for step in self.steps or ():
+            w = STEPS[step.op](w, step)
         return w
 
+    def reread(self, w: torch.Tensor) -> torch.Tensor:
+        """Returns the bits of `w` as what the layout reads them as."""
+        if self.bits in (".real", ".imag"):
+            if not w.is_complex():
+                raise NotImplementedError(f"{w.dtype} has no {self.bits[1:]} part")
+            return w.real if self.bits == ".real" else w.imag
+        if w.dtype is not getattr(torch, self.dtype):
+            raise NotImplementedError(f"it reads the bits of {self.dtype}, not of {w.dtype}")
+        if self.steps is None:
+            return reinterpret(w.reshape(-1), self.layout)
+        return w.view(getattr(torch, str(self.layout.dtype)))
+
     def __getstate__(self) -> Any:
-        return self.layout, self.base_shape, self.order, self.steps
+        return [getattr(self, name) for name in self.__slots__]
 
     def __setstate__(self, state: Any) -> None:
-        self.layout, self.base_shape, self.order, self.steps = state
+        for name, value in zip(self.__slots__, state, strict=True):
+            setattr(self, name, value)
 
 
-def of_layout(layout: Layout, shape: tuple[int, ...], order: tuple[int, ...]) -> View | None:
+def of_layout(
+    layout: Layout, shape: tuple[int, ...], order: tuple[int, ...], dtype: str
+) -> View | None:
     """Returns the function that reads a source through a layout; None if it reads it as it is."""
-    made = Reading(layout, shape, order)
+    made = Reading(layout, shape, order, dtype)
+    if made.bits:
+        return made
     if made.steps is not None and len(shape) == 2 and all(s.op == "permute" for s in made.steps):
         turns = len(made.steps) + (made.order is not None)
         return transposed if turns % 2 else None
