@@ -18,6 +18,7 @@ GROUPS = {
     "split": "split and merge, against Flax NNX, Equinox and jax.tree",
     "step": "one call of a jitted step on the storages",
     "torch": "casts and copies, against torch.nn.Module and deepcopy",
+    "tie": "a module with a lasting tie, against the same written by hand",
     "find": "finding ties, against safetensors and accelerate",
     "copy": "a copy of 1 GiB, every second array a tie",
 }

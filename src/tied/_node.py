@@ -35,6 +35,7 @@ class Node:
             model themselves; they are put back even where they hold nothing.
         is_counter: Whether its child counts the steps of an optimizer: neither cast nor moved.
         lazy: Whether `static` is the instance until `settle` takes from it what is needed.
+        lasting: Whether an instance may compute leaves of others: see `readings`.
         back: Whether the instances only refer to a part that the model holds elsewhere: `static`
             is the reference, which gives that part when it is called.
     """
@@ -45,6 +46,7 @@ class Node:
     lazy = False
     is_counter = False
     stands_in = False
+    lasting = False
     back = False
 
     def open(self, x: Any) -> Opened | None:

@@ -285,7 +285,7 @@ class _Walker:
     def follow_readings(self) -> None:
         """Adds what lasting ties compute, behind all other leaves, so that no name changes."""
         out = self.out
-        for record in [record for record in out.records if record is not None]:
+        for record in [r for r in out.records if r is not None and r.node.lasting]:
             keys, start = list(record.keys), len(record.values)
             for reading in record.node.readings(out.objects[record.item]):
                 if reading.how:

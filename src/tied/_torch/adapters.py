@@ -1,9 +1,10 @@
 """What other tools would do to a tie through a wrapper around a module, and may not.
 
-A tied module refuses by itself what a tool does *to it* (see `dressed`). PEFT writes into the
-weight of the layer that it wraps, through `.data`, where nobody is asked: an adapter that is merged
-into one side of a tie would change the other side too. And torchao puts quantized tensors in the
-place of a source, which can't be read through a view.
+A tied module refuses by itself what a tool does *to it* (see `dressed`), as far as it is asked.
+PEFT writes into the weight of the layer that it wraps, through `.data`: an adapter that is merged
+into one side of a tie would change the other side too. The older weight and spectral normalisation
+take a parameter out of PyTorch's own table. And torchao puts quantized tensors in the place of a
+source, which can't be read through a view.
 
 Nothing is marked on modules, so that nothing is lost when they are copied, pickled or replaced:
 every tie that is alive is known here, and is asked when something happens. PEFT is never imported;
@@ -44,11 +45,27 @@ def guard() -> None:
     if _guarded:
         return
     _guarded = True
+    for name in ("weight_norm", "spectral_norm"):
+        _guard_norm(sys.modules[f"torch.nn.utils.{name}"])
     hooks.register_module_module_registration_hook(_on_module)
     hooks.register_module_parameter_registration_hook(_on_parameter)
     if (tuners := _peft()) is not None:  # its layers may stand in a model already
         for base in (tuners.BaseTuner, tuners.BaseTunerLayer):
             _guard_below(base)
+
+
+def _guard_norm(module: Any) -> None:
+    """Makes an older normalisation ask; it takes a tensor out of a table of PyTorch's itself."""
+    cls = module.WeightNorm if hasattr(module, "WeightNorm") else module.SpectralNorm
+    apply = cls.apply
+
+    @functools.wraps(apply)
+    def asked(part: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
+        for tie in _ties_on(part, name):
+            raise tie.refused(f"{cls.__name__} can't be put on {tie.target}, which is tied")
+        return apply(part, name, *args, **kwargs)
+
+    cls.apply = staticmethod(asked)
 
 
 def _peft() -> Any:
@@ -121,14 +138,21 @@ def _ask_layer(layer: Any, method: str) -> None:
 
 
 def _ask_parameter(layer: Any, method: str) -> None:
-    for tie in _ties_in(layer.get_base_layer()):
-        if tie.target.rpartition(".")[2] == layer.parameter_name:
-            raise tie.refused(f"an adapter of {tie.target} itself needs a tensor of its own there")
+    for tie in _ties_on(layer.get_base_layer(), layer.parameter_name):
+        raise tie.refused(f"an adapter of {tie.target} itself needs a tensor of its own there")
 
 
 def _ties_in(module: nn.Module) -> list[Any]:
     """Returns the ties whose targets lie in a module."""
     return [part for part in module.modules() if part in _ALIVE]
+
+
+def _ties_on(module: nn.Module, name: str) -> list[Any]:
+    """Returns the tie of a module's own tensor, if it is tied."""
+    parts = module.__dict__["_modules"].get("parametrizations")
+    if not isinstance(parts, nn.ModuleDict) or name not in parts:
+        return []
+    return [part for part in parts[name].children() if part in _ALIVE]
 
 
 def _filled() -> list[Any]:

@@ -55,10 +55,21 @@ def adopt(module: nn.Module, on_conflict: str) -> tuple[list[TieChange], list[st
     """
     found = walk(module)
     names = {id(part): name for name, part in module.named_modules()}
+    again: dict[int, list[tuple[int, int]]] = {}
+    for leaf, node, position in found.repeats:
+        again.setdefault(leaf, []).append((node, position))
     preferred = declared(module)
     groups = []
     for one in clusters(found):
-        group = _group(found, one, names, preferred)
+        if isinstance(one, int) and found.leaves[one] not in again:
+            continue
+        members = [one] if isinstance(one, int) else list(one.members)
+        at = {}
+        for i in members:
+            item = found.leaves[i]
+            ends = [(found.parents[item], found.positions[item]), *again.get(item, ())]
+            at[i] = _places(found, ends, names)
+        group = _group(found, one, at, preferred)
         if group is not None:
             group.trainable = _trainable(group, on_conflict)
             groups.append(group)
@@ -78,11 +89,13 @@ def adopt(module: nn.Module, on_conflict: str) -> tuple[list[TieChange], list[st
 
 
 def _group(
-    found: Walk, one: int | Cluster, names: dict[int, str], preferred: set[str]
+    found: Walk,
+    one: int | Cluster,
+    at: dict[int, tuple[list[Place], list[str]]],
+    preferred: set[str],
 ) -> Group | None:
     """Returns the places of a storage, if it has several and a tensor of PyTorch holds it."""
-    members = [one] if isinstance(one, int) else list(one.members)
-    at = {i: _places(found, found.leaves[i], names) for i in members}
+    members = list(at)
     if sum(len(places) + len(left) for places, left in at.values()) < 2:
         return None
     if any(found.libraries[i].name != "torch" for i in members):
@@ -104,10 +117,10 @@ def _group(
     return Group(storage, places, left, kept, span)
 
 
-def _places(found: Walk, item: int, names: dict[int, str]) -> tuple[list[Place], list[str]]:
-    """Returns the places at which a leaf stands in modules, and the paths of all others."""
-    ends = [(found.parents[item], found.positions[item])]
-    ends += [(node, position) for leaf, node, position in found.repeats if leaf == item]
+def _places(
+    found: Walk, ends: list[tuple[int, int]], names: dict[int, str]
+) -> tuple[list[Place], list[str]]:
+    """Returns the places of a leaf that are in modules, and the paths of all others."""
     places, left = [], []
     for node, position in ends:
         owner = found.objects[node] if node >= 0 else None

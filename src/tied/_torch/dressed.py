@@ -9,7 +9,6 @@ it keeps a tool from registering the tensor anew. The class made here can, don't
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,44 +26,6 @@ class Tied:
     """Marks the classes of modules that have a tied tensor."""
 
     __slots__ = ()
-
-
-class Parameters(dict[str, Any]):
-    """The parameters of a module that has a tied tensor, which is none of them.
-
-    Tools that take a parameter out of this table (the older weight and spectral normalisation) are
-    told so.
-    """
-
-    __slots__ = ("owner",)
-
-    def __init__(self, items: Any, owner: nn.Module) -> None:
-        super().__init__(items)
-        self.owner = weakref.ref(owner)
-
-    def __missing__(self, name: str) -> Any:
-        self.refuse(name)
-
-    def __delitem__(self, name: str) -> None:
-        if name not in self:
-            self.refuse(name)
-        super().__delitem__(name)
-
-    def refuse(self, name: str) -> None:
-        """Raises for a name that is not in the table."""
-        owner = self.owner()
-        reads = None if owner is None else reads_of(owner).get(name)
-        if reads is None:
-            raise KeyError(name)
-        raise reads.refused(f"{reads.target} is tied and no parameter of its own")
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
-
-
-def _guarded(module: nn.Module) -> None:
-    """Puts the table that refuses in the place of a module's parameters."""
-    module.__dict__["_parameters"] = Parameters(module._parameters, module)
 
 
 def dressed(base: type, names: Sequence[str]) -> type:
@@ -96,10 +57,12 @@ def register(module: nn.Module, name: str, reads: Reads) -> None:
     parametrize.register_parametrization(module, name, reads, unsafe=True)
     reads.armed = True
     parts = parametrized(module)
+    quick = module.__dict__.setdefault("_reads", {})
+    quick[name] = reads
     parts[name].__class__ = TiedList
+    parts[name].__dict__["quick"] = quick, name
     base = undressed(type(module)) if issubclass(type(module), Tied) else type(module).__bases__[0]
     module.__class__ = dressed(base, tuple(parts))
-    _guarded(module)
     if weights is not None:
         flatten(module.__dict__)
 
@@ -109,13 +72,14 @@ def release(module: nn.Module, name: str, value: torch.Tensor) -> None:
     base = undressed(type(module))
     reads = reads_of(module)[name]
     del parametrized(module)[name]
+    module.__dict__["_reads"].pop(name, None)
     names = tuple(parametrized(module))
     if names:
         module.__class__ = dressed(base, names)
     else:
         del module._modules["parametrizations"]
         module.__class__ = base
-        module.__dict__["_parameters"] = dict(module._parameters)
+        del module.__dict__["_reads"]
     if isinstance(value, nn.Parameter):
         module.register_parameter(name, value)
     else:
@@ -128,7 +92,13 @@ def release(module: nn.Module, name: str, value: torch.Tensor) -> None:
 
 
 class TiedList(parametrize.ParametrizationList):
-    """The parametrizations of a tied tensor; more may be put on top, if they take one tensor."""
+    """The parametrizations of a tied tensor; more may be put on top, if they take one tensor.
+
+    Attributes:
+        quick: The table of the module's ties that nothing is put on top of, and the name in it.
+    """
+
+    quick: tuple[dict[str, Reads], str]
 
     def append(self, module: nn.Module) -> Any:
         """Adds a parametrization.
@@ -148,6 +118,8 @@ class TiedList(parametrize.ParametrizationList):
             raise _own_tensors(first, module) from error
         if not isinstance(made, torch.Tensor) or made.shape != now.shape:
             raise _own_tensors(first, module)
+        quick, name = self.quick
+        quick.pop(name, None)
         return super().append(module)
 
 
@@ -161,12 +133,11 @@ def _computed(name: str) -> property:
     def compute(self: Any) -> torch.Tensor:
         if parametrize._cache_enabled:
             return _cached(self, name)
-        parts = self._modules["parametrizations"]._modules[name]
-        inner = parts._modules
-        first = inner.get("0")
-        if len(inner) == 1 and type(first) is Reads:
-            return first.read()
-        made: torch.Tensor = parts()
+        reads = self._reads.get(name)
+        if reads is not None:
+            found: torch.Tensor = reads.read()
+            return found
+        made: torch.Tensor = self._modules["parametrizations"]._modules[name]()
         return made
 
     def assign(self: Any, value: Any) -> None:
@@ -216,6 +187,7 @@ def _register_parameter(self: Any, name: str, param: Any) -> None:
         _set(self, name, param)
         return
     if param is not None and name in self._tied:
+        self._reads.pop(name, None)
         param = nn.Parameter(param.detach().clone(), param.requires_grad)  # no longer tied
     base.register_parameter(self, name, param)
 
@@ -226,6 +198,7 @@ def _register_buffer(self: Any, name: str, tensor: Any, persistent: bool = True)
         _set(self, name, tensor)
         return
     if tensor is not None and name in self._tied:
+        self._reads.pop(name, None)
         tensor = tensor.detach().clone()
     base.register_buffer(self, name, tensor, persistent)
 
@@ -260,7 +233,6 @@ def _fill(self: Any, state: dict[str, Any]) -> None:
         base.__setstate__(self, state)
     else:
         self.__dict__.update(state)
-    _guarded(self)
     if "_flat_weights" in state:
         flatten(self.__dict__)
 
@@ -294,16 +266,10 @@ _METHODS: dict[str, Callable[..., Any]] = {
 class TiedNode(ModuleNode):
     """A module that has a tied tensor: what is tied is computed in the new module too."""
 
+    lasting = True
+
     def shell(self, cls: type, static: Any) -> Any:
         return object.__new__(dressed(undressed(cls), parameters_of(cls)))
-
-    def settle(self, keys: Sequence[Any], static: Any) -> Any:
-        state, ((table, _, *span), *tables), at = super().settle(keys, static)
-        return state, [(table, dict, *span), *tables], at
-
-    def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
-        super().fill(x, keys, values, static)
-        _guarded(x)
 
     def readings(self, x: Any) -> Iterable[Lasting]:
         for name, reads in reads_of(x).items():

@@ -53,12 +53,13 @@ def _has(hooks: Mapping[int, Any], wanted: Callable[..., Any]) -> bool:
 def repeats(module: nn.Module) -> list[tuple[str, str]]:
     """Returns (first name, further name) of each submodule that stands at several places."""
     first: dict[int, str] = {}
+    again: set[str] = set()
     found: list[tuple[str, str]] = []
     for name, part in module.named_modules(remove_duplicate=False):
-        if id(part) not in first:
-            first[id(part)] = name
-        elif not any(name.startswith(further + ".") for _, further in found):
-            found.append((first[id(part)], name))
+        if first.setdefault(id(part), name) != name:
+            if name.rpartition(".")[0] not in again:  # else it is part of one that is told
+                found.append((first[id(part)], name))
+            again.add(name)
     return found
 
 

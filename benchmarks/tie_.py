@@ -1,0 +1,120 @@
+"""A module with a lasting tie, against the same written by hand.
+
+A decoder that reads the transpose of its encoder's weight. The time of a small layer is that of
+finding the weight, of a large one that of multiplying with it. Compiled, a tie should cost nothing:
+there the peer is a pair of layers that are not tied at all.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
+
+import tied
+from benchmarks.measure import Row, race
+
+BATCH = 8
+Call = Callable[[], object]
+
+
+class Pair(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(torch.relu(self.encoder(x)))
+
+
+class Transposed(nn.Module):
+    """What one writes by hand: a parametrization that reads the weight of another layer."""
+
+    def __init__(self, source: nn.Linear) -> None:
+        super().__init__()
+        self.source = [source]  # in a list, so that it is no submodule
+
+    def forward(self, own: torch.Tensor) -> torch.Tensor:
+        return self.source[0].weight.t()
+
+
+class Written(nn.Module):
+    """What one writes by hand without a decoder: a matrix product with the transpose."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(width, 2 * width)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(torch.relu(self.encoder(x)), self.encoder.weight.t(), self.bias)
+
+
+def tied_pair(width: int) -> Pair:
+    model = Pair(width)
+    tied.tie(model, "decoder.weight", "encoder.weight", tied.transpose)
+    return model
+
+
+def parametrized_pair(width: int) -> Pair:
+    model = Pair(width)
+    parametrize.register_parametrization(model.decoder, "weight", Transposed(model.encoder))
+    return model
+
+
+def forward(layer: nn.Module, width: int) -> Call:
+    x = torch.randn(BATCH, width)
+    return lambda: layer(x)
+
+
+def step(model: nn.Module, width: int) -> Call:
+    x = torch.randn(BATCH, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def call() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return call
+
+
+def compiled(model: nn.Module, width: int) -> Call:
+    call = forward(torch.compile(model, fullgraph=True), width)
+
+    def without_gradient() -> object:
+        with torch.no_grad():
+            return call()
+
+    without_gradient()  # compiles
+    return without_gradient
+
+
+def rows() -> Iterator[Row]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for width in (16, 128, 512):
+            yield race(
+                f"forward, tied Linear({2 * width}, {width}) / parametrized by hand",
+                forward(tied_pair(width).decoder, 2 * width),
+                forward(parametrized_pair(width).decoder, 2 * width),
+                target=1.0,
+            )
+        for width in (16, 128, 512):
+            yield race(
+                f"training step, tied pair of {width} / F.linear(x, W.t())",
+                step(tied_pair(width), width),
+                step(Written(width), width),
+            )
+        for width in (16, 128, 512):
+            yield race(
+                f"compiled forward, tied pair of {width} / untied pair",
+                compiled(tied_pair(width), width),
+                compiled(Pair(width), width),
+                target=1.02,
+                repeats=41,
+            )
+    finally:
+        torch.set_num_threads(threads)
