@@ -13,7 +13,7 @@ from tied._errors import TiedError, TieError
 from tied._hidden import captures
 from tied._ties import ties
 from tied._torch.adopt import adopt, disagree, replace
-from tied._torch.dressed import release
+from tied._torch.dressed import ordinary, release
 from tied._torch.hugging import keep_ways
 from tied._torch.places import Place, below, common, locate, must_be_registered, must_not_turn_back
 from tied._torch.reads import Reads, shares_storage, ties_below
@@ -240,7 +240,7 @@ def untie(module: nn.Module, name: str) -> None:
     if reads is None:
         _untie_now(module, place)
         return
-    value = place.tensor.detach().clone()
+    value = ordinary(place.tensor)
     if not reads.detached:
         value = nn.Parameter(value, any(x.requires_grad for x in reads.roots()))
     release(place.owner, place.leaf, value)
@@ -258,7 +258,7 @@ def _untie_now(module: nn.Module, place: Place) -> None:
     if not any(place.name in group for group in ties(module).groups):
         raise TieError(f"{place.name} is not tied", paths=[place.name])
     tensor = place.tensor
-    value = tensor.detach().clone()
+    value = ordinary(tensor)
     if place.is_plain:
         place.owner.__dict__[place.leaf] = value
     elif place.is_parameter:

@@ -91,6 +91,11 @@ def release(module: nn.Module, name: str, value: torch.Tensor) -> None:
         flatten(module.__dict__)
 
 
+def ordinary(tied: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a tied tensor that is like any other: dense, in C order, a leaf."""
+    return tied.detach().clone(memory_format=torch.contiguous_format)
+
+
 class TiedList(parametrize.ParametrizationList):
     """The parametrizations of a tied tensor; more may be put on top, if they take one tensor.
 
@@ -188,7 +193,7 @@ def _register_parameter(self: Any, name: str, param: Any) -> None:
         return
     if param is not None and name in self._tied:
         self._reads.pop(name, None)
-        param = nn.Parameter(param.detach().clone(), param.requires_grad)  # no longer tied
+        param = nn.Parameter(ordinary(param), param.requires_grad)  # no longer tied
     base.register_parameter(self, name, param)
 
 
@@ -199,7 +204,7 @@ def _register_buffer(self: Any, name: str, tensor: Any, persistent: bool = True)
         return
     if tensor is not None and name in self._tied:
         self._reads.pop(name, None)
-        tensor = tensor.detach().clone()
+        tensor = ordinary(tensor)
     base.register_buffer(self, name, tensor, persistent)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from tied._torch.dressed import register
-from tied._torch.places import Place, locate
+from tied._torch.places import Place, locate, must_not_turn_back
 from tied._torch.reads import Back, Reads, sources_below, ties_below
+from tied._torch.state import watch_repeats
 
 
 def declared(module: nn.Module) -> set[str]:
@@ -36,7 +38,7 @@ def keep_ways(module: nn.Module) -> None:
         return
     for part in module.modules():
         if isinstance(part, transformers.PreTrainedModel):
-            for method in (SavePretrained, ResizeTokenEmbeddings):
+            for method in (SavePretrained, ResizeTokenEmbeddings, ExpandedTies):
                 part.__dict__.setdefault(method.name, method(Back(part)))
             for _, _, reads in ties_below(part):
                 reads.marks = True
@@ -80,6 +82,28 @@ class SavePretrained(Method):
         )
 
 
+class ExpandedTies(Method):
+    """Expands what the config of a model ties, which looks for the names among its parameters."""
+
+    name = "get_expanded_tied_weights_keys"
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """Does what the model's own method does."""
+        model: Any = self.back()
+
+        def named(*args: Any, **settings: Any) -> Iterator[tuple[str, torch.Tensor]]:
+            yield from type(model).named_parameters(model, *args, **settings)
+            yield from ((name, reads.read()) for name, _, reads in ties_below(model))
+
+        model.__dict__["named_parameters"] = named
+        try:
+            return type(model).get_expanded_tied_weights_keys(model, *args, **settings)
+        finally:
+            model.__dict__.pop("named_parameters", None)  # the method calls itself
+
+
 class ResizeTokenEmbeddings(Method):
     """Resizes the vocabulary of a model, and ties anew what has got another module meanwhile."""
 
@@ -99,11 +123,16 @@ class ResizeTokenEmbeddings(Method):
         for name, owner, reads in before:
             place = locate(model, name)
             if place.owner is not owner and place.reads is None:
-                _tie_again(place, reads)
+                _tie_again(model, place, name, reads)
         return made
 
 
-def _tie_again(place: Place, reads: Reads) -> None:
+def _tie_again(model: nn.Module, place: Place, name: str, reads: Reads) -> None:
+    sources = [locate(model, source) for source in sources_below(name, reads)]
+    if any((s.owner, s.leaf) == (place.owner, place.leaf) for s in sources):
+        watch_repeats(model)  # one module stands at both places now
+        return
+    must_not_turn_back(place, sources)
     now = reads.read()
     if now.shape != place.tensor.shape:
         raise reads.refused(

@@ -86,8 +86,9 @@ def accept(
     Raises:
         TieError: Both sides of a tie are there, differ, and nobody has said which counts.
     """
-    if _has(module._state_dict_hooks, drop_repeats):
-        _accept_repeats(module, state, prefix)
+    twice = repeats(module) if _has(module._state_dict_hooks, drop_repeats) else []
+    for first, further in twice:
+        _join(state, f"{prefix}{first}.", f"{prefix}{further}.")
     ties = []
     for name, _, reads in ties_below(module):
         if name.endswith(reads.target):
@@ -102,6 +103,10 @@ def accept(
         present = [(prefix + name, reads) for name, reads in readers if prefix + name in state]
         if present:
             _Group(state, [prefix + source for source in sources], present).settle()
+    for first, further in twice:  # PyTorch loads the module once for each name
+        start = f"{prefix}{first}."
+        for key in [key for key in state if key.startswith(start)]:
+            state[f"{prefix}{further}.{key[len(start) :]}"] = state[key]
 
 
 def _depth(name: str, known: Mapping[str, tuple[str, ...]]) -> int:
@@ -111,21 +116,19 @@ def _depth(name: str, known: Mapping[str, tuple[str, ...]]) -> int:
     return 1 + max(_depth(source, known) for source in known[name])
 
 
-def _accept_repeats(module: nn.Module, state: State, prefix: str) -> None:
-    for first, further in repeats(module):
-        start, kept = f"{prefix}{further}.", f"{prefix}{first}."
-        for key in [key for key in state if key.startswith(start)]:
-            twin = kept + key[len(start) :]
-            if twin not in state:
-                state[twin] = state[key]
-            elif not same_bits(state[twin], state[key]):
-                wins = _wins.get() or "raise"
-                if wins == "raise":
-                    raise _disagree([twin], key, state[twin], state[key])
-                if wins == "target":
-                    state[twin] = state[key]
-        for key in [key for key in state if key.startswith(kept)]:
-            state[start + key[len(kept) :]] = state[key]
+def _join(state: State, first: str, further: str) -> None:
+    """Brings what a checkpoint holds under the further name of a module under its first name."""
+    for key in [key for key in state if key.startswith(further)]:
+        twin = first + key[len(further) :]
+        value = state.pop(key)
+        if twin not in state:
+            state[twin] = value
+        elif not same_bits(state[twin], value):
+            wins = _wins.get() or "raise"
+            if wins == "raise":
+                raise _disagree([twin], key, state[twin], value)
+            if wins == "target":
+                state[twin] = value
 
 
 class _Group:
