@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from tied._compare import TieChange
 from tied._errors import TiedError, TieError
@@ -16,9 +17,10 @@ from tied._torch.adopt import adopt, disagree, replace
 from tied._torch.dressed import ordinary, release
 from tied._torch.hugging import keep_ways
 from tied._torch.places import Place, below, common, locate, must_be_registered, must_not_turn_back
-from tied._torch.reads import Reads, shares_storage, ties_below
+from tied._torch.reads import Reads, parametrized, shares_storage, ties_below
 from tied._torch.state import conflict, repeats, watch_loading, watch_repeats
 from tied._torch.views import View, native
+from tied._where import shares
 
 __all__ = ["load_state_dict", "tie_all", "tie_one", "untie"]
 
@@ -42,9 +44,10 @@ def tie_one(
     """Ties a tensor to others: see `tied.tie`."""
     to = locate(module, target)
     places = [locate(module, name) for name in sources]
-    for place in (to, *places):
+    for place in places:
         must_be_registered(place)
     _refuse_misuse(to, places, view)
+    _refuse_older(module, to, places)
     must_not_turn_back(to, places)
     view = None if view is None else native(view)
     seen, is_view = _seen(to, places, view)
@@ -72,6 +75,28 @@ def tie_one(
     return TieChange(sources[0], target, _how(to, places, is_view))
 
 
+def _refuse_older(module: nn.Module, target: Place, sources: list[Place]) -> None:
+    """Raises if a target is tied by memory to what is no source: that tie would be lost."""
+    own = target.tensor
+    inputs = [place.tensor for place in sources]
+    for name, x in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        if not shares_storage(x, own) or not shares(x, own):
+            continue
+        place = locate(module, name)
+        if (place.owner, place.leaf) == (target.owner, target.leaf):
+            continue
+        if not any(shares_storage(x, y) and shares(x, y) for y in inputs):
+            raise TieError(
+                f"{target.name} is tied already",
+                facts=[("tie", f"{target.name} shares elements with {name}")],
+                hint=f'Untie it first: tied.untie(model, "{target.name}")',
+                paths=[name, *(source.name for source in sources), target.name],
+            )
+
+
 def _refuse_misuse(target: Place, sources: list[Place], view: View | None) -> None:
     """Raises for what can't be a tie, whatever the tensors are."""
     names = [place.name for place in sources]
@@ -82,6 +107,21 @@ def _refuse_misuse(target: Place, sources: list[Place], view: View | None) -> No
             hint=f'Untie it first: tied.untie(model, "{target.name}")',
             paths=[*names, target.name],
         )
+    if target.leaf in parametrized(target.owner):
+        raise TieError(
+            f"{target.name} is computed already, by a parametrization",
+            facts=[("tie", f"{target.name} would read {', '.join(names)}")],
+            hint="Remove it first: torch.nn.utils.parametrize.remove_parametrizations(...)",
+            paths=[*names, target.name],
+        )
+    for place in (target, *sources):
+        if is_lazy(place.tensor):
+            raise TieError(
+                f"{place.name} has no shape yet",
+                facts=[("module", f"{type(place.owner).__name__}, not initialised")],
+                hint="Call the module once, then tie",
+                paths=[*names, target.name],
+            )
     if view is None and len(sources) != 1:
         raise TieError(
             f"{target.name} needs a view to read {len(sources)} sources",
@@ -219,8 +259,8 @@ def untie(module: nn.Module, name: str) -> None:
     place = locate(module, name)
     reads = place.reads
     readers = [
-        target for target, owner, other in ties_below(module)
-        if _reads_from(other, place) and (owner, target) != (place.owner, name)
+        tie.name for tie in ties_below(module)
+        if _reads_from(tie.reads, place) and tie.name != name
     ]  # fmt: skip
     if reads is None and readers:
         raise TieError(

@@ -124,9 +124,11 @@ def _ask_model(tuner: Any, method: str) -> None:
 def _ask_layer(layer: Any, method: str) -> None:
     """Raises if the weight of the layer that an adapter wraps is one side of a tie."""
     base = layer.get_base_layer()
-    tie = next(iter(_ties_in(base)), None)
-    # What reads rows that are trained one by one reads them before and after they are merged.
-    if tie is None and type(layer).__name__ != "TrainableTokensLayer":
+    rows = type(layer).__name__ == "TrainableTokensLayer"
+    # A target sees the rows that are trained in its source before and after they are merged. PEFT
+    # itself wraps it, for models of transformers, by a layer that uses the rows of the other.
+    tie = None if rows and layer.tied_adapter else next(iter(_ties_in(base)), None)
+    if tie is None and not rows:
         tie = _reader_of(base)
     if tie is None:
         return

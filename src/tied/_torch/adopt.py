@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from tied._torch.hugging import declared
 from tied._torch.places import Place, below, common
 from tied._torch.reads import Reads
 from tied._torch.state import repeats, watch_loading, watch_repeats
-from tied._torch.views import of_layout
+from tied._torch.views import View, of_layout
 from tied._walk import Walk, walk
 
 
@@ -41,7 +41,7 @@ class Group:
     left: list[tuple[str, Reader]]
     kept: Place | None = None
     span: torch.Tensor | None = None
-    trainable: bool = field(default=False)
+    trainable: bool = False
 
 
 def adopt(module: nn.Module, on_conflict: str) -> tuple[list[TieChange], list[str]]:
@@ -68,7 +68,7 @@ def adopt(module: nn.Module, on_conflict: str) -> tuple[list[TieChange], list[st
         for i in members:
             item = found.leaves[i]
             ends = [(found.parents[item], found.positions[item]), *again.get(item, ())]
-            at[i] = _places(found, ends, names)
+            at[i] = _places(found, ends, names, tensor=found.libraries[i].name == "torch")
         group = _group(found, one, at, preferred)
         if group is not None:
             group.trainable = _trainable(group, on_conflict)
@@ -98,10 +98,6 @@ def _group(
     members = list(at)
     if sum(len(places) + len(left) for places, left in at.values()) < 2:
         return None
-    if any(found.libraries[i].name != "torch" for i in members):
-        registered = [i for i in members if found.libraries[i].name == "torch"]
-        if not any(at[i][0] for i in registered):
-            return None
     stored = {i: [place for place in at[i][0] if not place.is_plain] for i in members}
     if not any(stored.values()):
         return None
@@ -118,14 +114,17 @@ def _group(
 
 
 def _places(
-    found: Walk, ends: list[tuple[int, int]], names: dict[int, str]
+    found: Walk, ends: list[tuple[int, int]], names: dict[int, str], *, tensor: bool
 ) -> tuple[list[Place], list[str]]:
-    """Returns the places of a leaf that are in modules, and the paths of all others."""
+    """Returns the places of a leaf that are in modules, and the paths of all others.
+
+    A leaf that is no tensor (a NumPy array over the same memory) has only others.
+    """
     places, left = [], []
     for node, position in ends:
         owner = found.objects[node] if node >= 0 else None
         path = found.place(node, position)
-        if isinstance(owner, nn.Module) and id(owner) in names:
+        if tensor and isinstance(owner, nn.Module) and id(owner) in names:
             leaf = path.steps[-1].key
             name = f"{names[id(owner)]}.{leaf}".removeprefix(".")
             if not isinstance(owner, nn.utils.parametrize.ParametrizationList):
@@ -226,9 +225,22 @@ def _apply(module: nn.Module, group: Group, on_conflict: str) -> Iterator[TieCha
             persistent=place.persistent,
             on_conflict=on_conflict,
         )
+        _add_gradient(kept.tensor, place.tensor, view)
         replace(place, reads, [kept])
         watch_loading(module, module.get_submodule(root), place.owner)
         yield TieChange(kept.name, place.name, text)
+
+
+def _add_gradient(kept: torch.Tensor, tied: torch.Tensor, view: View | None) -> None:
+    """Adds the gradient that a tied tensor has to that of the one that is kept."""
+    given = tied.grad
+    if tied is kept or given is None or not kept.requires_grad:
+        return
+    if view is not None:
+        with torch.enable_grad():
+            source = kept.detach().requires_grad_()
+            (given,) = torch.autograd.grad(view(source), source, given)
+    kept.grad = given.clone() if kept.grad is None else kept.grad + given
 
 
 def replace(place: Place, reads: Reads, sources: Iterable[Place]) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from tied._torch.dressed import register
 from tied._torch.places import Place, locate, must_not_turn_back
-from tied._torch.reads import Back, Reads, sources_below, ties_below
+from tied._torch.reads import Back, Tie, ties_below
 from tied._torch.state import watch_repeats
 
 
@@ -40,8 +40,8 @@ def keep_ways(module: nn.Module) -> None:
         if isinstance(part, transformers.PreTrainedModel):
             for method in (SavePretrained, ResizeTokenEmbeddings, ExpandedTies):
                 part.__dict__.setdefault(method.name, method(Back(part)))
-            for _, _, reads in ties_below(part):
-                reads.marks = True
+            for tie in ties_below(part):
+                tie.reads.marks = True
 
 
 class Method:
@@ -95,7 +95,7 @@ class ExpandedTies(Method):
 
         def named(*args: Any, **settings: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield from type(model).named_parameters(model, *args, **settings)
-            yield from ((name, reads.read()) for name, _, reads in ties_below(model))
+            yield from ((tie.name, tie.reads.read()) for tie in ties_below(model))
 
         model.__dict__["named_parameters"] = named
         try:
@@ -120,15 +120,16 @@ class ResizeTokenEmbeddings(Method):
         model: Any = self.back()
         before = list(ties_below(model))
         made = type(model).resize_token_embeddings(model, *args, **settings)
-        for name, owner, reads in before:
-            place = locate(model, name)
-            if place.owner is not owner and place.reads is None:
-                _tie_again(model, place, name, reads)
+        for tie in before:
+            place = locate(model, tie.name)
+            if place.owner is not tie.owner and place.reads is None:
+                _tie_again(model, place, tie)
         return made
 
 
-def _tie_again(model: nn.Module, place: Place, name: str, reads: Reads) -> None:
-    sources = [locate(model, source) for source in sources_below(name, reads)]
+def _tie_again(model: nn.Module, place: Place, tie: Tie) -> None:
+    reads = tie.reads
+    sources = [locate(model, source) for source in tie.sources or ()]
     if any((s.owner, s.leaf) == (place.owner, place.leaf) for s in sources):
         watch_repeats(model)  # one module stands at both places now
         return
@@ -148,9 +149,9 @@ def _tie_again(model: nn.Module, place: Place, name: str, reads: Reads) -> None:
 def expand(model: nn.Module, state: dict[str, Any]) -> None:
     """Adds to a state dict the tied tensors that the config of a model does not tie."""
     known = _declared_targets(model)
-    for name, _, reads in ties_below(model):
+    for name, _, reads, sources in ties_below(model):
         if name in known or name in state or not reads.persistent:
             continue
-        if not all(source in state for source in sources_below(name, reads)):
+        if not all(source in state for source in sources or ()):
             continue  # a part of the model, such as an adapter
         state[name] = reads.read().detach().clone(memory_format=torch.contiguous_format)

@@ -100,7 +100,7 @@ def _has(part: nn.Module, leaf: str) -> bool:
 
 
 def must_be_registered(place: Place) -> None:
-    """Raises for a plain attribute, unless a hook makes it of parameters (pruning does).
+    """Raises for a source that is a plain attribute, unless a hook makes it (pruning does).
 
     Raises:
         PathError: It is one.

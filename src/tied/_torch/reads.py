@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -248,7 +248,7 @@ class Reads(nn.Module):
             self.store(self.ways[0], value)
             return
         seen = self.view(source.detach())
-        if shares_storage(seen, source) and reads_at(self.back(), self.ways[0]) is None:
+        if self.is_stored(self.ways[0]) and shares_storage(seen, source):
             seen.copy_(value)
             return
         new = source.detach().clone(memory_format=torch.contiguous_format)
@@ -263,11 +263,25 @@ class Reads(nn.Module):
 
     def store(self, one: Way, value: torch.Tensor) -> None:
         """Puts the value of a source in its place."""
-        inner = reads_at(self.back(), one)
-        if inner is not None:
-            inner.write(value)
-        else:
+        if self.is_stored(one):
             self.fetch(self.back(), one).copy_(value)
+            return
+        owner, leaf = self.holder(one), one[1]
+        if leaf in owner.__dict__:
+            raise self.refused(f"{self.target} can't be assigned: a hook computes what it reads")
+        setattr(owner, leaf, value)  # another parametrization writes it through, or raises
+
+    def holder(self, one: Way) -> nn.Module:
+        """Returns the module that has a source."""
+        owner = self.back()
+        for name in one[0]:
+            owner = getattr(owner, name)
+        return owner
+
+    def is_stored(self, one: Way) -> bool:
+        """Returns whether a source is a parameter or buffer, not computed itself."""
+        owner, leaf = self.holder(one), one[1]
+        return owner._parameters.get(leaf) is not None or owner._buffers.get(leaf) is not None
 
     def must_be_invertible(self, now: torch.Tensor) -> None:
         """Raises unless writing into what is read would write into the source."""
@@ -360,19 +374,33 @@ def reads_at(root: nn.Module, one: Way) -> Reads | None:
     return reads_of(module).get(one[1]) if isinstance(module, nn.Module) else None
 
 
-def ties_below(module: nn.Module) -> Iterator[tuple[str, nn.Module, Reads]]:
-    """Gives (name of the tied tensor, the module that has it, the tie) below a module."""
-    for prefix, part in module.named_modules():
-        for name, reads in reads_of(part).items():
-            yield f"{prefix}.{name}".removeprefix("."), part, reads
+class Tie(NamedTuple):
+    """A lasting tie, seen from a module.
+
+    Attributes:
+        name: The name of the tied tensor, below that module.
+        owner: The module that has it.
+        reads: What computes it.
+        sources: The names of what it reads; None if it reads what is outside of that module.
+    """
+
+    name: str
+    owner: nn.Module
+    reads: Reads
+    sources: tuple[str, ...] | None
 
 
-def sources_below(name: str, reads: Reads) -> tuple[str, ...]:
-    """Returns the names of the sources of a tie, below the module in which its tensor is `name`."""
-    if not name.endswith(reads.target):
-        return reads.sources  # the tie reaches out of that module
-    above = name[: len(name) - len(reads.target)]
-    return tuple(above + source for source in reads.sources)
+def ties_below(module: nn.Module) -> Iterator[Tie]:
+    """Gives the lasting ties of a module and those below it."""
+    parts = list(module.named_modules())
+    names = {id(part): name for name, part in parts}
+    for prefix, part in parts:
+        for leaf, reads in reads_of(part).items():
+            root = names.get(id(reads.back()))
+            sources = None
+            if root is not None:
+                sources = tuple(f"{root}.{name}".removeprefix(".") for name in reads.sources)
+            yield Tie(f"{prefix}.{leaf}".removeprefix("."), part, reads, sources)
 
 
 def remade(module: nn.Module, leaf: str, found: Any) -> Any:

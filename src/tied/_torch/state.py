@@ -12,7 +12,7 @@ from torch import nn
 
 from tied._errors import TieError
 from tied._overlap import repeats_elements
-from tied._torch.reads import Reads, sources_below, ties_below
+from tied._torch.reads import Reads, ties_below
 from tied.arrays import load
 
 State = dict[str, Any]
@@ -90,9 +90,9 @@ def accept(
     for first, further in twice:
         _join(state, f"{prefix}{first}.", f"{prefix}{further}.")
     ties = []
-    for name, _, reads in ties_below(module):
-        if name.endswith(reads.target):
-            ties.append((name, reads, sources_below(name, reads)))
+    for name, _, reads, sources in ties_below(module):
+        if sources is not None:
+            ties.append((name, reads, sources))
         elif prefix + name in state:  # only a part is loaded, and the source is outside of it
             reads.write(state.pop(prefix + name))
     known = {name: sources for name, _, sources in ties}
