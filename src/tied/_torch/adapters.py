@@ -124,12 +124,9 @@ def _ask_model(tuner: Any, method: str) -> None:
 def _ask_layer(layer: Any, method: str) -> None:
     """Raises if the weight of the layer that an adapter wraps is one side of a tie."""
     base = layer.get_base_layer()
-    rows = type(layer).__name__ == "TrainableTokensLayer"
-    # A target sees the rows that are trained in its source before and after they are merged. PEFT
-    # itself wraps it, for models of transformers, by a layer that uses the rows of the other.
-    tie = None if rows and layer.tied_adapter else next(iter(_ties_in(base)), None)
-    if tie is None and not rows:
-        tie = _reader_of(base)
+    # For models of transformers, PEFT gives a target the rows that it trains of its source.
+    taken = getattr(layer, "tied_adapter", None) is not None
+    tie = None if taken else next(iter(_ties_in(base)), None) or _reader_of(base)
     if tie is None:
         return
     if method == "merge":

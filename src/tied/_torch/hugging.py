@@ -41,7 +41,7 @@ def keep_ways(module: nn.Module) -> None:
             for method in (SavePretrained, ResizeTokenEmbeddings, ExpandedTies):
                 part.__dict__.setdefault(method.name, method(Back(part)))
             for tie in ties_below(part):
-                tie.reads.marks = True
+                tie.reads.keep_marks()
 
 
 class Method:

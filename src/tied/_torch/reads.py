@@ -18,6 +18,9 @@ from tied._torch.views import View, portable
 from tied.arrays import load
 from tied.arrays.tensors import PLAIN
 
+_WRAPPED = ("base_layer", "original_module")
+"""What PEFT calls the module that it wraps; a way through it holds when it is unwrapped too."""
+
 Way = tuple[tuple[str, ...], str]
 """The submodules on the way to a tensor, and its name in the last of them."""
 
@@ -94,7 +97,7 @@ class Reads(nn.Module):
         persistent: Whether it was a buffer that `state_dict` holds.
         on_conflict: Whose value a checkpoint counts by where both sides are in it and differ.
         position: Its place among the parameters (or buffers) of its module.
-        marks: Whether the module is one of transformers, which marks tensors that have values.
+        simple: Whether it is one source and a view, and nothing else is to be seen to.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Reads:
@@ -128,7 +131,7 @@ class Reads(nn.Module):
         self.on_conflict = on_conflict
         self.ways = tuple(way(name) for name in sources)
         self.armed = False
-        self.marks = False
+        self.simple = len(sources) == 1 and not detached
         self.position = 0
 
     def forward(self) -> torch.Tensor:
@@ -140,19 +143,35 @@ class Reads(nn.Module):
         root = self.back.module
         if root is None:
             root = self.back()
-        if len(self.ways) > 1:
-            assert self.view is not None
-            seen = self.view(*[self.fetch(root, one) for one in self.ways])
-            return seen.detach() if self.detached else seen
+        if not self.simple:
+            return self.read_all(root)
         seen = self.fetch(root, self.ways[0])
+        if self.view is None:
+            return seen
+        try:
+            return self.view(seen)
+        except NotImplementedError as error:
+            raise self.unreadable(self.fetch(root, self.ways[0]), error) from error
+
+    def read_all(self, root: nn.Module) -> torch.Tensor:
+        """Returns the tied tensor where there is more to it than one source and a view."""
+        sources = [self.fetch(root, one) for one in self.ways]
+        seen = sources[0]
         if self.view is not None:
             try:
-                seen = self.view(seen)
+                seen = self.view(*sources)
             except NotImplementedError as error:
-                raise self.unreadable(self.fetch(root, self.ways[0]), error) from error
-            if self.marks:
-                self.mark(root, seen)
+                raise self.unreadable(sources[0], error) from error
+            if all(getattr(x, "_is_hf_initialized", False) for x in sources):
+                seen._is_hf_initialized = True  # type: ignore[attr-defined]
         return seen.detach() if self.detached and seen.requires_grad else seen
+
+    def keep_marks(self) -> None:
+        """Passes on the mark by which transformers knows that a tensor has its values.
+
+        It would draw a tensor without it anew at random, through the view.
+        """
+        self.simple = False
 
     def unreadable(self, source: torch.Tensor, error: Exception) -> TieError:
         """Returns the error that the view does not work on what the source is now."""
@@ -163,14 +182,6 @@ class Reads(nn.Module):
                 ("error", str(error).partition("\n")[0]),
             ],
         )
-
-    def mark(self, root: nn.Module, seen: torch.Tensor) -> None:
-        """Marks what is read as initialised where transformers has marked the source so.
-
-        It would draw it anew at random, through the view.
-        """
-        if getattr(self.fetch(root, self.ways[0]), "_is_hf_initialized", False):
-            seen._is_hf_initialized = True  # type: ignore[attr-defined]
 
     def fetch(self, module: nn.Module, one: Way) -> torch.Tensor:
         """Returns a source, found below `module`."""
@@ -193,7 +204,8 @@ class Reads(nn.Module):
         modules, leaf = one
         try:
             for name in modules:
-                module = getattr(module, name)
+                if name not in _WRAPPED or hasattr(module, name):
+                    module = getattr(module, name)
             found = getattr(module, leaf)
         except AttributeError:
             pass
