@@ -65,6 +65,7 @@ ORDER = """
     tied._torch
     tied._torch.views
     tied._torch.adapters
+    tied._torch.ways
     tied._torch.reads
     tied._torch.dressed
     tied._torch.places

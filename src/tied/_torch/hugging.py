@@ -12,8 +12,9 @@ from torch import nn
 
 from tied._torch.dressed import register
 from tied._torch.places import Place, locate, must_not_turn_back
-from tied._torch.reads import Back, Tie, ties_below
+from tied._torch.reads import Tie, ties_below
 from tied._torch.state import watch_repeats
+from tied._torch.ways import Back
 
 
 def declared(module: nn.Module) -> set[str]:

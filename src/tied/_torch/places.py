@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from tied._errors import PathError, TieError
-from tied._torch.reads import Reads, parametrized, reads_of, remade
+from tied._torch.reads import Reads, parametrized, reads_of
+from tied._torch.ways import remade
 
 
 @dataclass(frozen=True, eq=False)
