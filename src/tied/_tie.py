@@ -90,7 +90,7 @@ def tie(
             text = TiedError("some ties can't be made to last", facts=[("left", x) for x in left])
             warnings.warn(str(text), TiedWarning, stacklevel=callers_level())
         return Adoption(tuple(made), tuple(left))
-    if source is None:
+    if source is None or len(source) == 0:
         raise TiedError(
             f"{target} needs a source", hint='tied.tie(model, "decoder.weight", "encoder.weight")'
         )

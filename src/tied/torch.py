@@ -187,7 +187,7 @@ def _compare(target: Place, sources: list[Place], seen: torch.Tensor) -> None:
         raise TieError(
             f"{target.name} can't be tied to {names}",
             facts=facts,
-            hint=_remedy(own, first, seen),
+            hint=_remedy(own, first, seen, [label for label, _ in facts]),
             paths=[*(place.name for place in sources), target.name],
         )
 
@@ -212,11 +212,15 @@ def _check_inverse(target: Place, sources: list[Place], inverse: Callable[[Any],
         )
 
 
-def _remedy(own: torch.Tensor, first: torch.Tensor, seen: torch.Tensor) -> str:
-    if own.dim() == 2 and own.shape == seen.shape[::-1]:
-        return "Is it the transpose? tied.tie(..., tied.transpose)"
-    if own.shape == seen.shape and own.dtype != seen.dtype:
-        return "Cast the module first, so that both have one dtype"
+def _remedy(own: torch.Tensor, first: torch.Tensor, seen: torch.Tensor, wrong: list[str]) -> str:
+    if "shape" not in wrong:
+        if "dtype" in wrong:
+            return "Cast the module first, so that both have one dtype"
+        return "Move the module first, so that both are on one device"
+    if own.shape == first.shape:
+        return "Is it the same array? tied.tie(model, target, source)"
+    if own.dim() == 2 and own.shape == first.shape[::-1]:
+        return "Is it the transpose? tied.tie(model, target, source, tied.transpose)"
     return "Give a view that makes the one of the other: view=lambda W: ..."
 
 

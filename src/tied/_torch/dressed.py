@@ -174,7 +174,8 @@ def _set(self: Any, name: str, value: Any) -> None:
 
 def _delete(self: Any, name: str) -> None:
     if name in reads_of(self):
-        raise reads_of(self)[name].refused(f"{name} is tied and can't be deleted")
+        reads = reads_of(self)[name]
+        raise reads.refused(f"{reads.target} is tied and can't be deleted")
     undressed(type(self)).__delattr__(self, name)
 
 

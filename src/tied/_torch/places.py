@@ -157,12 +157,21 @@ def must_not_turn_back(target: Place, sources: Iterable[Place]) -> None:
         while seen:
             place = seen.pop()
             if (place.owner, place.leaf) == (target.owner, target.leaf):
-                raise TieError(
-                    f"{target.name} can't be tied to {source.name}, which "
-                    + ("it is" if place is source else "is computed from it"),
-                    hint="Tie the one that is stored to nothing",
-                    paths=[source.name, target.name],
-                )
+                raise _circle(target, source, itself=place is source)
             reads = place.reads
             if reads is not None:
                 seen += [locate(reads.back(), name) for name in reads.sources]
+
+
+def _circle(target: Place, source: Place, *, itself: bool) -> TieError:
+    if itself:
+        return TieError(
+            f"{target.name} can't be tied to itself",
+            hint="Name another tensor as the source",
+            paths=dict.fromkeys([source.name, target.name]),
+        )
+    return TieError(
+        f"{target.name} can't be tied to {source.name}, which is computed from it",
+        hint=f'Untie that one first: tied.untie(model, "{source.name}")',
+        paths=[source.name, target.name],
+    )

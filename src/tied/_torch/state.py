@@ -199,12 +199,22 @@ class _Group:
             dtype = given.dtype if reads.read().dtype == now.dtype else now.dtype
             base = torch.zeros(now.shape, dtype=dtype, device=given.device)
             if not self.fill(base):
+                self.write_parts()
                 return
         state[source] = base
         for alias, reads in self.present:
             self.compare(alias, reads, made=True)
         for alias, _ in self.present:
             del state[alias]
+
+    def write_parts(self) -> None:
+        """Writes values that are a part of the source into the model's own; it stays missing."""
+        for alias, reads in self.present:
+            try:
+                reads.write(self.state[alias])
+            except TieError:
+                continue  # PyTorch will say that the name is unexpected
+            del self.state[alias]
 
     def fill(self, base: torch.Tensor) -> bool:
         """Writes every alias into a source; returns whether they hold all of it."""
