@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -154,25 +154,28 @@ def _ties_on(module: nn.Module, name: str) -> list[Any]:
     return [part for part in parts[name].children() if part in _ALIVE]
 
 
-def _in_force() -> Iterator[Any]:
-    """Gives the ties whose targets stand in the module that holds both sides.
+def _filled() -> list[Any]:
+    """Returns the ties that are alive and not still being made."""
+    return [tie for tie in list(_ALIVE) if "ways" in tie.__dict__]
 
-    What was untied or replaced may live on, in a cycle or in a traceback.
+
+def _in_force(tie: Any) -> bool:
+    """Returns whether the target still stands in the module that holds both sides.
+
+    A tie that was undone, or whose target was replaced, may live on in a cycle or a traceback.
     """
-    for tie in list(_ALIVE):
-        if "ways" in tie.__dict__ and any(part is tie for part in tie.back().modules()):
-            yield tie
+    return any(part is tie for part in tie.back().modules())
 
 
 def _reader_of(module: nn.Module) -> Any:
     """Returns a tie that reads a tensor of a module; None if there is none."""
     own = {id(x) for x in (*module.parameters(), *module.buffers())}
-    for tie in _in_force():
+    for tie in _filled():
         try:
             sources = tie.roots()
         except TieError:  # a tie that reads nothing any more, perhaps of another model
             continue
-        if any(id(source) in own for source in sources):
+        if any(id(source) in own for source in sources) and _in_force(tie):
             return tie
     return None
 
@@ -215,9 +218,9 @@ def _on_parameter(module: nn.Module, name: str, param: nn.Parameter | None) -> N
     """Refuses a parameter in the place of a source if it can't be read as the ties read it."""
     if param is None or type(param) is nn.Parameter or type(param).__module__.startswith("torch."):
         return
-    for tie in _in_force():
+    for tie in _filled():
         for modules, leaf in tie.ways:
-            if leaf == name and _along(tie.back(), modules)[-1] is module:
+            if leaf == name and _along(tie.back(), modules)[-1] is module and _in_force(tie):
                 _try(tie, ".".join((*modules, leaf)), param)
 
 
