@@ -173,6 +173,20 @@ def test_a_tie_written_out_by_hand_exports() -> None:
     close(dict(trained.named_parameters())["encoder.weight"].grad, model.encoder.weight.grad)
 
 
+@pytest.mark.parametrize("name", ["transpose", "slices"])
+def test_an_unflattened_program_holds_each_source_once(name: str) -> None:
+    """T94, pytorch#125758: unflatten made copies of shared weights."""
+    kind = KINDS[name]
+    model = kind.model()
+    program = torch.export.export(model, (kind.inputs,))
+    module = torch.export.unflatten(program)
+    assert sorted(n for n, _ in module.named_parameters()) == sorted(kind.names())
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *module.parameters()):
+            parameter.mul_(2)
+    close(module(kind.inputs), by_hand(kind, model, kind.inputs))
+
+
 # torch.jit.trace
 
 

@@ -20,93 +20,28 @@ import peft
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
+from peft.tuners.lora.config import KasaConfig
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import tied
-from tying import get
+from adapting import (
+    MERGE,
+    TOKENS,
+    Autoencoder,
+    X,
+    alike,
+    autoencoder,
+    close,
+    language_model,
+    lora,
+    refused,
+    train,
+)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
-    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`init_lora_weights` is 'corda':UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:`init_lora_weights` is 'corda':UserWarning")
 
-X = torch.tensor([[2.0, -1.0, 3.0, 1.0], [-2.0, 1.0, -3.0, -1.0]])
-TOKENS = torch.tensor([[1, 5, 2, 6]])
 SIDES = [["decoder"], ["encoder"], ["encoder", "decoder"], ["mid", "decoder"]]
 every_side = pytest.mark.parametrize("sides", SIDES, ids=" ".join)
-
-MERGE = """
-    merging an adapter into one side of a tie would change the other side
-      tie  decoder.weight reads encoder.weight
-      Untie it first: tied.untie(model, "decoder.weight")
-    """
-
-
-class Autoencoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mid, self.encoder, self.decoder = nn.Linear(3, 3), nn.Linear(4, 3), nn.Linear(3, 4)
-
-    def forward(self, x: Any) -> Any:
-        return self.decoder(torch.tanh(self.mid(self.encoder(x))))
-
-
-class LanguageModel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.wte, self.mid = nn.Embedding(7, 4), nn.Linear(4, 4)
-        self.lm_head = nn.Linear(4, 7, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        return self.lm_head(torch.tanh(self.mid(self.wte(x))))
-
-
-def autoencoder() -> Any:
-    torch.manual_seed(0)
-    model = Autoencoder()
-    tied.tie(model, "decoder.weight", "encoder.weight", tied.transpose)
-    return model
-
-
-def language_model() -> Any:
-    torch.manual_seed(0)
-    model = LanguageModel()
-    tied.tie(model, "lm_head.weight", "wte.weight")
-    return model
-
-
-def alike(model: nn.Module, plain: nn.Module) -> Any:
-    """A model that is not tied, with the values of one that is."""
-    plain.load_state_dict({name: get(model, name).detach() for name in plain.state_dict()})
-    return plain
-
-
-def lora(model: nn.Module, sides: Any, **options: Any) -> Any:
-    torch.manual_seed(1)
-    config = LoraConfig(r=2, target_modules=sides, **{"init_lora_weights": False, **options})
-    return get_peft_model(model, config)
-
-
-def train(model: Any, x: torch.Tensor) -> None:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-
-def close(a: torch.Tensor, b: torch.Tensor) -> None:
-    torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-5, atol=1e-5)
-
-
-def refused(text: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(tied.TieError) as caught:
-        call()
-    assert str(caught.value) == textwrap.dedent(text).strip("\n")
 
 
 # LoRA
@@ -266,6 +201,19 @@ def test_starts_that_write_into_the_weight_are_refused(start: str, side: str) ->
     assert torch.equal(model.encoder.weight, before)
 
 
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_variant_that_writes_into_the_weight_is_refused(side: str) -> None:
+    model = autoencoder()
+    text = """
+        KaSA writes into one side of a tie, which would change the other side
+          tie  decoder.weight reads encoder.weight
+          Untie it first: tied.untie(model, "decoder.weight")
+        """
+    before = model.encoder.weight.detach().clone()
+    refused(text, lambda: lora(model, [side], kasa_config=KasaConfig()))
+    assert torch.equal(model.encoder.weight, before)
+
+
 def test_an_adapter_of_a_parameter() -> None:
     """`target_parameters` puts a parametrization on the parameter itself, in every call."""
     model = autoencoder()
@@ -359,70 +307,6 @@ def test_trained_tokens_of_a_source_are_seen_by_the_target() -> None:
     close(merged(TOKENS), result)
     assert torch.equal(merged.wte.weight, weight)
     assert merged.lm_head.weight is merged.wte.weight
-
-
-# A model of transformers, whose config declares the tie
-
-
-def llama() -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(
-        vocab_size=13, intermediate_size=8, tie_word_embeddings=True, use_cache=False,
-        attn_implementation="eager", **sizes,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
-
-
-class Logits(nn.Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Any) -> Any:
-        return self.model(x).logits
-
-
-LLAMA: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "head": (["lm_head"], {}),
-    "embedding": (["embed_tokens"], {}),
-    "both": (["lm_head", "embed_tokens"], {}),
-    "both_tied": (["lm_head", "embed_tokens"], {"ensure_weight_tying": True}),
-    "copies": (["q_proj"], {"modules_to_save": ["embed_tokens", "lm_head"]}),
-    "copies_tied": (
-        ["q_proj"],
-        {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
-    ),
-    "tokens": (["q_proj"], {"trainable_token_indices": [1, 2]}),
-}
-
-
-@pytest.mark.parametrize("name", LLAMA)
-def test_a_model_of_transformers(name: str, tmp_path: Path) -> None:
-    """T90, T91: what is trained is what is loaded, and merging is right or refused."""
-    sides, options = LLAMA[name]
-    model = llama()
-    tied.tie(model)
-    adapted = lora(model, sides, **options)
-    train(Logits(adapted), TOKENS)
-    result = adapted(TOKENS).logits
-    adapted.save_pretrained(tmp_path)
-    base = llama()
-    tied.tie(base)
-    loaded = PeftModel.from_pretrained(base, tmp_path)
-    assert torch.equal(loaded(TOKENS).logits, result)
-    assert torch.equal(base.get_output_embeddings().weight, base.get_input_embeddings().weight)
-    if sides != ["q_proj"]:
-        text = """
-            merging an adapter into one side of a tie would change the other side
-              tie  lm_head.weight reads model.embed_tokens.weight
-              Untie it first: tied.untie(model, "lm_head.weight")
-            """
-        refused(text, loaded.merge_and_unload)
-        return
-    merged = loaded.merge_and_unload()
-    close(merged(TOKENS).logits, result)
-    assert merged.lm_head.weight is merged.model.embed_tokens.weight
 
 
 # Another process, where nothing of this library has run but what pickle imports
