@@ -36,8 +36,8 @@ class Node:
         is_counter: Whether its child counts the steps of an optimizer: neither cast nor moved.
         lazy: Whether `static` is the instance until `settle` takes from it what is needed.
         lasting: Whether an instance may compute leaves of others: see `readings`.
-        back: Whether the instances only refer to a part that the model holds elsewhere: `static`
-            is the reference, which gives that part when it is called.
+        back: Whether the instances only refer to parts that the model holds elsewhere: see
+            `referents`.
     """
 
     leaf = False
@@ -74,6 +74,17 @@ class Node:
     def fill(self, x: Any, keys: Sequence[Any], values: list[Any], static: Any) -> None:
         """Gives a shell its children (only where `early`)."""
         raise NotImplementedError
+
+    def referents(self, static: Any) -> tuple[Any, ...]:
+        """Returns the parts that an instance refers to (only where `back`).
+
+        `build` is given the new ones, None for each that is no part of the model.
+        """
+        raise NotImplementedError
+
+    def unbound(self, static: Any) -> Any:
+        """Returns what is kept of a reference whose parts are in the model (only where `back`)."""
+        return None
 
     def readings(self, x: Any) -> Iterable[Lasting]:
         """Returns what `x` computes of arrays that other parts hold: ties that last."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -271,16 +270,14 @@ class _Walker:
 
     def follow_back(self) -> None:
         """Ties references to the items that they refer to, if the walk has met those."""
-        out = self.out
         for record in self.back:
-            seen = self.memo.get(id(record.static()), STATIC)
-            if seen != STATIC:
-                record.values, record.holes, record.static = [None], [(0, seen)], None
-                out.cyclic = True
-            elif not isinstance(record.static, weakref.ref):  # it keeps alive what it refers to
-                item = record.item
-                out.closed.append((out.parents[item], out.positions[item], out.objects[item]))
-        out.finished[:0] = [record.item for record in self.back]
+            seen = [self.memo.get(id(x), STATIC) for x in record.node.referents(record.static)]
+            if any(item != STATIC for item in seen):
+                record.values = [None] * len(seen)
+                record.holes = [(n, item) for n, item in enumerate(seen) if item != STATIC]
+                record.static = record.node.unbound(record.static)
+                self.out.cyclic = True
+        self.out.finished[:0] = [record.item for record in self.back]
 
     def follow_readings(self) -> None:
         """Adds what lasting ties compute, behind all other leaves, so that no name changes."""

@@ -103,7 +103,7 @@ def _refuse_misuse(target: Place, sources: list[Place], view: View | None) -> No
     if target.reads is not None:
         raise TieError(
             f"{target.name} is tied already",
-            facts=[("tie", f"{target.name} reads {', '.join(target.reads.sources)}")],
+            facts=[("tie", f"{target.name} reads {', '.join(target.reads.names)}")],
             hint=f'Untie it first: tied.untie(model, "{target.name}")',
             paths=[*names, target.name],
         )
@@ -292,8 +292,7 @@ def untie(module: nn.Module, name: str) -> None:
 
 def _reads_from(reads: Reads, place: Place) -> bool:
     return any(
-        (found.owner, found.leaf) == (place.owner, place.leaf)
-        for found in (locate(reads.back(), name) for name in reads.sources)
+        (source.settle(), source.leaf) == (place.owner, place.leaf) for source in reads.sources
     )
 
 

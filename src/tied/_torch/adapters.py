@@ -27,9 +27,6 @@ from tied._errors import TieError
 
 _ALIVE: weakref.WeakSet[Any] = weakref.WeakSet()
 
-_WRITES = ("merge", "pissa_init", "olora_init", "loftq_init", "corda_init", "lora_ga_init")
-"""The methods of PEFT's layers that write into the weight of the layer that they wrap."""
-
 _guarded = False
 
 
@@ -94,34 +91,31 @@ def _on_module(parent: nn.Module, name: str, module: nn.Module | None) -> None:
 
 def _guard_class(cls: type) -> None:
     """Puts a question before each method of a class of PEFT's that writes into a weight."""
-    for name in (*_WRITES, "_check_merge_allowed"):
+    for name, ask in _QUESTIONS.items():
         method = vars(cls).get(name)
         if method is not None and not hasattr(method, "tied"):
-            ask = _ask_model if name == "_check_merge_allowed" else _ask_layer
             setattr(cls, name, _asking(method, ask))
-    if cls.__name__ == "ParamWrapper" and not hasattr(cls.update_layer, "tied"):  # type: ignore[attr-defined]
-        cls.update_layer = _asking(cls.update_layer, _ask_parameter)  # type: ignore[attr-defined]
 
 
 def _asking(method: Callable[..., Any], ask: Callable[..., None]) -> Callable[..., Any]:
     @functools.wraps(method)
     def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ask(self, method.__name__)
+        ask(self, method.__name__, kwargs.get("config"))
         return method(self, *args, **kwargs)
 
     asked.tied = True  # type: ignore[attr-defined]
     return asked
 
 
-def _ask_model(tuner: Any, method: str) -> None:
+def _ask_model(tuner: Any, method: str, config: Any) -> None:
     """Asks for all layers before the first is merged, so that a refusal changes nothing."""
     layers = _peft().BaseTunerLayer
     for part in tuner.model.modules():
         if isinstance(part, layers):
-            _ask_layer(part, "merge")
+            _ask_layer(part, "merge", None)
 
 
-def _ask_layer(layer: Any, method: str) -> None:
+def _ask_layer(layer: Any, method: str, config: Any) -> None:
     """Raises if the weight of the layer that an adapter wraps is one side of a tie."""
     base = layer.get_base_layer()
     # For models of transformers, PEFT gives a target the rows that it trains of its source.
@@ -136,9 +130,27 @@ def _ask_layer(layer: Any, method: str) -> None:
     raise tie.refused(message)
 
 
-def _ask_parameter(layer: Any, method: str) -> None:
-    for tie in _ties_on(layer.get_base_layer(), layer.parameter_name):
+def _ask_variant(layer: Any, method: str, config: Any) -> None:
+    """Asks for the one variant of LoRA that changes the weight before it is trained."""
+    if getattr(config, "kasa_config", None) is not None:
+        _ask_layer(layer, "KaSA", config)
+
+
+def _ask_parameter(layer: Any, method: str, config: Any) -> None:
+    """Raises if a parametrization is to be put on a tied tensor, as `target_parameters` asks."""
+    for tie in _ties_on(layer.get_base_layer(), getattr(layer, "parameter_name", "")):
         raise tie.refused(f"an adapter of {tie.target} itself needs a tensor of its own there")
+
+
+_STARTS = ("pissa_init", "olora_init", "loftq_init", "corda_init", "lora_ga_init")
+_QUESTIONS: dict[str, Callable[[Any, str, Any], None]] = {
+    "_check_merge_allowed": _ask_model,
+    "merge": _ask_layer,
+    **dict.fromkeys(_STARTS, _ask_layer),
+    "resolve_lora_variant": _ask_variant,
+    "update_layer": _ask_parameter,
+}
+"""What is asked before the methods of PEFT's classes that write into a weight that they wrap."""
 
 
 def _ties_in(module: nn.Module) -> list[Any]:
@@ -156,7 +168,7 @@ def _ties_on(module: nn.Module, name: str) -> list[Any]:
 
 def _filled() -> list[Any]:
     """Returns the ties that are alive and not still being made."""
-    return [tie for tie in list(_ALIVE) if "ways" in tie.__dict__]
+    return [tie for tie in list(_ALIVE) if "sources" in tie.__dict__]
 
 
 def _in_force(tie: Any) -> bool:
@@ -164,7 +176,8 @@ def _in_force(tie: Any) -> bool:
 
     A tie that was undone, or whose target was replaced, may live on in a cycle or a traceback.
     """
-    return any(part is tie for part in tie.back().modules())
+    roots = {id(source.root): source.root for source in tie.sources if source.root is not None}
+    return any(part is tie for root in roots.values() for part in root.modules())
 
 
 def _reader_of(module: nn.Module) -> Any:
@@ -192,8 +205,8 @@ def _check_saved(wrapper: Any, inputs: Any) -> None:
     if wrapper.disable_adapters or not wrapper.active_adapters:
         return
     for tie in _ties_in(wrapper.original_module):
-        if not any(_saves(part) for way in tie.ways for part in _along(tie.back(), way[0])):
-            sources = ", ".join(tie.sources)
+        if not any(_saves(part) for source in tie.sources for part in source.passed()):
+            sources = ", ".join(tie.names)
             raise tie.refused(
                 f"a copy in modules_to_save can't train {tie.target}: it reads {sources}",
                 hint=f"Name the module of {sources} in modules_to_save too, or untie first: "
@@ -204,28 +217,18 @@ def _check_saved(wrapper: Any, inputs: Any) -> None:
             del wrapper._forward_pre_hooks[key]
 
 
-def _along(module: Any, names: tuple[str, ...]) -> list[nn.Module]:
-    """Returns the modules on the way from a module to one below it."""
-    found = [module]
-    for name in names:
-        module = getattr(module, name, None)
-        if isinstance(module, nn.Module):
-            found.append(module)
-    return found
-
-
 def _on_parameter(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
     """Refuses a parameter in the place of a source if it can't be read as the ties read it."""
     if param is None or type(param) is nn.Parameter or type(param).__module__.startswith("torch."):
         return
     for tie in _filled():
-        for modules, leaf in tie.ways:
-            if leaf == name and _along(tie.back(), modules)[-1] is module and _in_force(tie):
-                _try(tie, ".".join((*modules, leaf)), param)
+        for source in tie.sources:
+            if source.leaf == name and source.owner is module and _in_force(tie):
+                _try(tie, source.name, param)
 
 
 def _try(tie: Any, source: str, param: nn.Parameter) -> None:
-    if tie.view is None or len(tie.ways) > 1:
+    if tie.view is None or len(tie.sources) > 1:
         return
     try:
         with torch.no_grad():

@@ -160,6 +160,11 @@ def _cached(module: Any, name: str) -> torch.Tensor:
     return found
 
 
+def _new(cls: type, *args: Any, **settings: Any) -> Any:
+    """Makes an ordinary module where a module makes another of its own class (`plist[1:]`)."""
+    return undressed(cls)(*args, **settings)
+
+
 def _set(self: Any, name: str, value: Any) -> None:
     reads = reads_of(self).get(name)
     if reads is not None:
@@ -259,6 +264,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 
 _METHODS: dict[str, Callable[..., Any]] = {
+    "__new__": _new,
     "__setattr__": _set,
     "__delattr__": _delete,
     "__setstate__": _fill,

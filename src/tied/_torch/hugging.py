@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -141,9 +140,8 @@ def _tie_again(model: nn.Module, place: Place, tie: Tie) -> None:
             f"{place.name} has been resized and does not fit what it is tied to",
             facts=[("shape", f"{tuple(place.tensor.shape)}, it reads {tuple(now.shape)}")],
         )
-    again = copy.copy(reads)
-    again.armed = False
-    register(place.owner, place.leaf, again)
+    reads.armed = False
+    register(place.owner, place.leaf, reads)
 
 
 @torch.no_grad()

@@ -160,7 +160,7 @@ def must_not_turn_back(target: Place, sources: Iterable[Place]) -> None:
                 raise _circle(target, source, itself=place is source)
             reads = place.reads
             if reads is not None:
-                seen += [locate(reads.back(), name) for name in reads.sources]
+                seen += [Place(s.name, s.settle(), s.leaf) for s in reads.sources]
 
 
 def _circle(target: Place, source: Place, *, itself: bool) -> TieError:

@@ -13,7 +13,7 @@ from tied._errors import TieError
 from tied._overlap import repeats_elements
 from tied._torch import adapters
 from tied._torch.views import View, portable
-from tied._torch.ways import Back, Way, offloaded, remade, step, way
+from tied._torch.ways import Source
 from tied.arrays import load
 from tied.arrays.tensors import PLAIN
 
@@ -26,7 +26,7 @@ class Reads(nn.Module):
 
     Attributes:
         target: The name of the tied tensor, below that module.
-        sources: The names of what it reads.
+        sources: Where it finds what it reads.
         view: What it computes of them; None for the source itself.
         inverse: Computes the sources of a value; None where writing through `view` does it.
         detached: Whether it passes no gradients on (buffers).
@@ -57,16 +57,14 @@ class Reads(nn.Module):
         on_conflict: str = "raise",
     ) -> None:
         super().__init__()
-        self.back = Back(root)
         self.target = target
-        self.sources = sources
+        self.sources = tuple(Source(root, name, target) for name in sources)
         self.view = view
         self.inverse = inverse
         self.detached = detached
         self.is_view = is_view
         self.persistent = persistent
         self.on_conflict = on_conflict
-        self.ways = tuple(way(name) for name in sources)
         self.armed = False
         self.simple = len(sources) == 1 and not detached
         self.position = 0
@@ -77,22 +75,19 @@ class Reads(nn.Module):
 
     def read(self) -> torch.Tensor:
         """Returns the tied tensor; for a tie without a view, the source itself."""
-        root = self.back.module
-        if root is None:
-            root = self.back()
         if not self.simple:
-            return self.read_all(root)
-        seen = self.fetch(root, self.ways[0])
+            return self.read_all()
+        seen = self.sources[0].fetch()
         if self.view is None:
             return seen
         try:
             return self.view(seen)
         except NotImplementedError as error:
-            raise self.unreadable(self.fetch(root, self.ways[0]), error) from error
+            raise self.unreadable(seen, error) from error
 
-    def read_all(self, root: nn.Module) -> torch.Tensor:
+    def read_all(self) -> torch.Tensor:
         """Returns the tied tensor where there is more to it than one source and a view."""
-        sources = [self.fetch(root, one) for one in self.ways]
+        sources = [source.fetch() for source in self.sources]
         seen = sources[0]
         if self.view is not None:
             try:
@@ -102,6 +97,11 @@ class Reads(nn.Module):
             if all(getattr(x, "_is_hf_initialized", False) for x in sources):
                 seen._is_hf_initialized = True  # type: ignore[attr-defined]
         return seen.detach() if self.detached and seen.requires_grad else seen
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sources, as they were last found."""
+        return tuple(source.name for source in self.sources)
 
     def keep_marks(self) -> None:
         """Passes on the mark by which transformers knows that a tensor has its values.
@@ -113,58 +113,19 @@ class Reads(nn.Module):
     def unreadable(self, source: torch.Tensor, error: Exception) -> TieError:
         """Returns the error that the view does not work on what the source is now."""
         return self.refused(
-            f"{self.target} can't be computed from what {self.sources[0]} is now",
+            f"{self.target} can't be computed from what {self.names[0]} is now",
             facts=[
                 ("now", f"{type(source).__name__}, {source.dtype}"),
                 ("error", str(error).partition("\n")[0]),
             ],
         )
 
-    def fetch(self, module: nn.Module, one: Way) -> torch.Tensor:
-        """Returns a source, found below `module`."""
-        modules, leaf = one
-        for name in modules:
-            below = module._modules.get(name)
-            if below is None:
-                return self.search(module, one)
-            module = below
-        found = module._parameters.get(leaf)
-        if found is None:
-            return self.search(module, one)
-        if found.is_meta and "_hf_hook" in module.__dict__:
-            return offloaded(module, leaf, found)
-        return found
-
-    def search(self, module: nn.Module, one: Way) -> torch.Tensor:
-        """Returns a source that is a buffer, is computed, or lies behind a wrapper's attributes."""
-        module, found = self.back(), None
-        modules, leaf = one
-        try:
-            for name in modules:
-                module = step(module, name)
-            found = getattr(module, leaf)
-        except AttributeError:
-            pass
-        if leaf in module.__dict__:
-            found = remade(module, leaf, found)
-        if not isinstance(found, torch.Tensor):
-            name = ".".join((*modules, leaf))
-            raise TieError(
-                f"{self.target} is tied to {name}, which is no tensor any more",
-                facts=[("found", "nothing" if found is None else type(found).__name__)],
-                hint=f'Untie it before {name} is replaced: tied.untie(model, "{self.target}")',
-                paths=[name, self.target],
-            )
-        if found.is_meta and "_hf_hook" in module.__dict__:
-            return offloaded(module, leaf, found)
-        return found
-
     def roots(self) -> list[torch.Tensor]:
         """Returns the tensors at the end of a chain of ties that this one reads."""
         found: list[torch.Tensor] = []
-        for one in self.ways:
-            inner = reads_at(self.back(), one)
-            found += inner.roots() if inner is not None else [self.fetch(self.back(), one)]
+        for source in self.sources:
+            inner = reads_of(source.settle()).get(source.leaf)
+            found += [source.fetch()] if inner is None else inner.roots()
         return found
 
     def right_inverse(self, value: torch.Tensor) -> tuple[()]:
@@ -185,23 +146,25 @@ class Reads(nn.Module):
             return
         self.admit(value, now)
         if self.inverse is not None:
-            for one, new in zip(self.ways, self.inverted(value), strict=True):
+            for one, new in zip(self.sources, self.inverted(value), strict=True):
                 self.store(one, new)
             return
         if not self.is_view and torch.equal(value, now):
             return
         self.must_be_invertible(now)
-        source = self.fetch(self.back(), self.ways[0])
+        (one,) = self.sources
         if self.view is None:
-            self.store(self.ways[0], value)
+            self.store(one, value)
             return
-        seen = self.view(source.detach())
-        if self.is_stored(self.ways[0]) and shares_storage(seen, source):
+        source = one.fetch().detach()
+        seen = self.view(source)
+        value = value.clone() if shares_storage(value, source) else value
+        if is_stored(one) and shares_storage(seen, source):
             seen.copy_(value)
             return
-        new = source.detach().clone(memory_format=torch.contiguous_format)
+        new = source.clone(memory_format=torch.contiguous_format)
         self.view(new).copy_(value)
-        self.store(self.ways[0], new)
+        self.store(one, new)
 
     def inverted(self, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns the values of the sources that `inverse` makes of a value."""
@@ -209,27 +172,15 @@ class Reads(nn.Module):
         made = self.inverse(value)
         return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
-    def store(self, one: Way, value: torch.Tensor) -> None:
+    def store(self, one: Source, value: torch.Tensor) -> None:
         """Puts the value of a source in its place."""
-        if self.is_stored(one):
-            self.fetch(self.back(), one).copy_(value)
+        if is_stored(one):
+            one.fetch().copy_(value)
             return
-        owner, leaf = self.holder(one), one[1]
-        if leaf in owner.__dict__:
+        owner = one.settle()
+        if one.leaf in owner.__dict__:
             raise self.refused(f"{self.target} can't be assigned: a hook computes what it reads")
-        setattr(owner, leaf, value)  # another parametrization writes it through, or raises
-
-    def holder(self, one: Way) -> nn.Module:
-        """Returns the module that has a source."""
-        owner = self.back()
-        for name in one[0]:
-            owner = step(owner, name)
-        return owner
-
-    def is_stored(self, one: Way) -> bool:
-        """Returns whether a source is a parameter or buffer, not computed itself."""
-        owner, leaf = self.holder(one), one[1]
-        return owner._parameters.get(leaf) is not None or owner._buffers.get(leaf) is not None
+        setattr(owner, one.leaf, value)  # another parametrization writes it through, or raises
 
     def must_be_invertible(self, now: torch.Tensor) -> None:
         """Raises unless writing into what is read would write into the source."""
@@ -238,8 +189,8 @@ class Reads(nn.Module):
             return
         how = "reads elements more than once" if self.is_view else "is computed"
         raise self.refused(
-            f"{self.target} can't be assigned: it {how} from {', '.join(self.sources)}",
-            hint=f"Assign to {self.sources[0]}, tie with inverse=..., or untie first: "
+            f"{self.target} can't be assigned: it {how} from {', '.join(self.names)}",
+            hint=f"Assign to {self.names[0]}, tie with inverse=..., or untie first: "
             f'tied.untie(model, "{self.target}")',
         )
 
@@ -271,17 +222,17 @@ class Reads(nn.Module):
         self, message: str, *, facts: Sequence[tuple[str, str]] = (), hint: str = ""
     ) -> TieError:
         """Returns the error that something can't be done to a tied tensor."""
-        names = ", ".join(self.sources)
+        names = ", ".join(self.names)
         return TieError(
             message,
             facts=[("tie", f"{self.target} reads {names}"), *facts],
             hint=hint or f'Untie it first: tied.untie(model, "{self.target}")',
-            paths=[*self.sources, self.target],
+            paths=[*self.names, self.target],
         )
 
     def extra_repr(self) -> str:
         """Returns what is read, for the module's print."""
-        return ", ".join(self.sources)
+        return ", ".join(self.names)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -293,7 +244,7 @@ class Reads(nn.Module):
         made = memo[id(self)] = Reads.__new__(Reads)
         made.__dict__.update(self.__dict__)
         for name, value in self.__dict__.items():
-            if isinstance(value, (dict, Back)):  # its hooks, and the way back
+            if isinstance(value, dict) or name == "sources":  # its hooks are dicts
                 made.__dict__[name] = copy.deepcopy(value, memo)
         return made
 
@@ -314,15 +265,10 @@ def reads_of(module: nn.Module) -> dict[str, Reads]:
     return found
 
 
-def reads_at(root: nn.Module, one: Way) -> Reads | None:
-    """Returns the tie that computes the tensor at a way below `root`; None if it is no such."""
-    module: Any = root
-    try:
-        for name in one[0]:
-            module = step(module, name)
-    except AttributeError:
-        return None
-    return reads_of(module).get(one[1]) if isinstance(module, nn.Module) else None
+def is_stored(source: Source) -> bool:
+    """Returns whether a source is a parameter or buffer, not computed itself."""
+    owner, leaf = source.settle(), source.leaf
+    return owner._parameters.get(leaf) is not None or owner._buffers.get(leaf) is not None
 
 
 class Tie(NamedTuple):
@@ -347,11 +293,14 @@ def ties_below(module: nn.Module) -> Iterator[Tie]:
     names = {id(part): name for name, part in parts}
     for prefix, part in parts:
         for leaf, reads in reads_of(part).items():
-            root = names.get(id(reads.back()))
-            sources = None
-            if root is not None:
-                sources = tuple(f"{root}.{name}".removeprefix(".") for name in reads.sources)
-            yield Tie(f"{prefix}.{leaf}".removeprefix("."), part, reads, sources)
+            owners = [names.get(id(source.settle())) for source in reads.sources]
+            sources = tuple(
+                f"{owner}.{source.leaf}".removeprefix(".")
+                for owner, source in zip(owners, reads.sources, strict=True)
+            )
+            inside = None not in owners
+            name = f"{prefix}.{leaf}".removeprefix(".")
+            yield Tie(name, part, reads, sources if inside else None)
 
 
 def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:

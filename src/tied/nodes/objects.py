@@ -178,6 +178,9 @@ class WeakNode(Node):
     def open(self, x: Any) -> Opened:
         return (Step("inside", "()"),), [], x
 
+    def referents(self, static: Any) -> tuple[Any, ...]:
+        return (static(),)
+
     def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
         return weakref.ref(values[0]) if values else static
 
