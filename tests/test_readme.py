@@ -52,6 +52,11 @@ def by_pickle(pair: Any) -> Any:
     return pickle.loads(pickle.dumps(pair))
 
 
+def tied_for_good(pair: Pair) -> Pair:
+    tied.tie(pair)
+    return pair
+
+
 OURS = [
     lambda pair: tied.map(lambda array: array * 2, pair),
     *(tied.f16, tied.f32, tied.f64, tied.copy),
@@ -70,6 +75,12 @@ ROWS: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
         ("torch", lambda pair: pair.to("meta").to_empty(device="cpu")),
     ],
     "PyTorch `copy.deepcopy`, `pickle`": [("torch", copy.deepcopy), ("torch", by_pickle)],
+    "PyTorch after `tied.tie`: all of these, and what the [matrix](docs/matrix.md) lists": [
+        ("torch", lambda pair: tied_for_good(pair).double()),
+        ("torch", lambda pair: tied_for_good(pair).to("meta").to_empty(device="cpu")),
+        ("torch", lambda pair: copy.deepcopy(tied_for_good(pair))),
+        ("torch", lambda pair: by_pickle(tied_for_good(pair))),
+    ],
     "JAX `tree.map`, `jit`, `device_put`": [
         ("jax", lambda pair: jax.tree.map(lambda array: array * 2, pair)),
         ("jax", jax.jit(lambda pair: pair)),

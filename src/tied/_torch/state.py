@@ -93,14 +93,20 @@ def accept(
     for name, _, reads, sources in ties_below(module):
         if sources is not None:
             ties.append((name, reads, sources))
-        elif prefix + name in state:  # only a part is loaded, and the source is outside of it
+        elif isinstance(
+            state.get(prefix + name), torch.Tensor
+        ):  # only a part is loaded, and the source is outside of it
             reads.write(state.pop(prefix + name))
     known = {name: sources for name, _, sources in ties}
     groups: dict[tuple[str, ...], list[tuple[str, Reads]]] = {}
     for name, reads, sources in sorted(ties, key=lambda tie: -_depth(tie[0], known)):
         groups.setdefault(sources, []).append((name, reads))
     for sources, readers in groups.items():
-        present = [(prefix + name, reads) for name, reads in readers if prefix + name in state]
+        present = [
+            (prefix + name, reads)
+            for name, reads in readers
+            if isinstance(state.get(prefix + name), torch.Tensor)
+        ]
         if present:
             _Group(state, [prefix + source for source in sources], present).settle()
     for first, further in twice:  # PyTorch loads the module once for each name
@@ -150,10 +156,20 @@ class _Group:
             return
         alias, reads = self.present[0]
         if reads.inverse is not None:
-            state.update(zip(sources, reads.inverted(state[alias]), strict=True))
+            self.invert(alias, reads)
             self.settle()
         elif len(sources) == 1 and all(reads.is_view for _, reads in self.present):
             self.gather()
+
+    def invert(self, alias: str, reads: Reads) -> None:
+        """Makes sources of a tied name; those that are there have to agree with it."""
+        state = self.state
+        for source, made in zip(self.sources, reads.inverted(state[alias]), strict=True):
+            wins = _wins.get() or reads.on_conflict
+            if source not in state or (wins == "target" and not _close(state[source], made)):
+                state[source] = made
+            elif not _close(state[source], made) and wins == "raise":
+                raise _disagree([source], alias, state[source], made)
 
     def compare(self, alias: str, reads: Reads, *, made: bool = False) -> None:
         """Makes sure that a tied name agrees with its source.
@@ -167,7 +183,7 @@ class _Group:
         others = [other for other, _ in self.present if other != alias] if made else self.sources
         values = [state[source] for source in self.sources]
         given = state[alias]
-        if any(x.is_meta for x in (*values, given)):
+        if any(not isinstance(x, torch.Tensor) or x.is_meta for x in (*values, given)):
             return
         seen = values[0] if reads.view is None else reads.view(*values)
         alike = same_bits if reads.is_view else _close

@@ -64,6 +64,8 @@ class ModuleNode(Node):
             state[table] = None
         for name in keys[at:]:
             state[name] = None
+        if _FLAT in state:
+            state[_FLAT] = state[_FLAT_REFS] = None
         return state, tables, at
 
     def shell(self, cls: type, static: Any) -> Any:
