@@ -1,6 +1,6 @@
 # Each target makes the virtual environment that it needs; nothing has to be installed before.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench gpu docs clean
+.PHONY: help demo test check bench gpu docs matrix clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -35,6 +35,9 @@ bench: $(INSTALLED) ## ratios against the other libraries
 
 docs: $(INSTALLED) ## the documentation, strict, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+matrix: $(INSTALLED) ## the survival matrix into docs/matrix.md (minutes)
+	$(BIN)/python tools/matrix.py
 
 # The pinned torch may be a CPU build: GPU_PYTHON names another interpreter that has the libraries.
 GPU_PYTHON ?= $(BIN)/python

@@ -42,18 +42,23 @@ class Row:
 ENOUGH = 20.0  # milliseconds of one measurement; shorter calls are repeated within it
 
 
-def clock(f: Callable[[], Any], ready: Callable[[Any], Any] | None, number: int = 1) -> float:
+def clock(
+    f: Callable[[], Any],
+    ready: Callable[[Any], Any] | None,
+    number: int = 1,
+    timer: Callable[[], float] = time.perf_counter,
+) -> float:
     """Milliseconds of a call, the mean of `number`. The last result is dropped off the clock."""
     result = None
     gc.collect()
     gc.disable()  # as timeit does: both sides are spared the same
     try:
-        start = time.perf_counter()
+        start = timer()
         for _ in range(number):
             result = f()
             if ready is not None:
                 ready(result)
-        return (time.perf_counter() - start) * 1e3 / number
+        return (timer() - start) * 1e3 / number
     finally:
         gc.enable()
 
@@ -67,12 +72,14 @@ def race(
     repeats: int = 21,
     ready: Callable[[Any], Any] | None = None,
     after: Callable[[], Any] | None = None,
+    timer: Callable[[], float] = time.perf_counter,
 ) -> Row:
     """Times both sides in turns, each first as often as the other, and compares the medians.
 
     Args:
         ready: Waits for a result, inside the clock (JAX returns before it has computed).
         after: Undoes what a call did, outside the clock (`Module.double` is in place).
+        timer: Gives seconds; `time.thread_time` for calls of microseconds, on one thread.
     """
     sides: tuple[Callable[[], Any], ...] = (ours, peer)
     times: dict[Callable[[], Any], list[float]] = {ours: [], peer: []}
@@ -82,7 +89,7 @@ def race(
     try:
         for turn in range(-2, repeats):
             for side in sides if turn % 2 else sides[::-1]:
-                elapsed = clock(side, ready, number[side])
+                elapsed = clock(side, ready, number[side], timer)
                 if after is not None:
                     after()
                 elif turn == -1:  # the first two are warm-up, and say how long a call takes

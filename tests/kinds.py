@@ -83,7 +83,8 @@ class Kind:
         ones = [np.ones(m.shape, m.dtype) if m.dtype.kind in "fc" else None for m in members]
         return [Layer(one) for one in ones] if self.layer else ones
 
-    def model(self, library: str) -> Any:
+    def arrays(self, library: str) -> list[Any]:
+        """The two members, over fresh memory."""
         bases = [base_of(self.memory(), library) for _ in range(max(self.bases) + 1)]
         if self.meta:
             bases = [base.to("meta") for base in bases]
@@ -91,6 +92,10 @@ class Kind:
                    for i, ops in zip(self.bases, self.reads, strict=True)]  # fmt: skip
         if self.one:
             members[1] = members[0]
+        return members
+
+    def model(self, library: str) -> Any:
+        members = self.arrays(library)
         if self.layer:
             layer = Layer(members[0])
             return {"first": layer, "second": layer}
@@ -105,8 +110,8 @@ class Kind:
                 model[path.partition(".")[0]].w for path in self.paths]  # fmt: skip
 
 
-def module(members: list[torch.Tensor], holds: str) -> Module:
-    model = Module()
+def module(members: list[torch.Tensor], holds: str, cls: type[torch.nn.Module] = Module) -> Any:
+    model = cls()
     made: dict[int, Any] = {}
     for name, tensor, role in zip(NAMES, members, holds, strict=True):
         if role == "p" and (tensor.is_floating_point() or tensor.is_complex()):
