@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -326,6 +328,25 @@ def test_both_sides_in_another_container_stay_tied_in_its_copies(way: Any) -> No
     assert not (model.decoder.weight == 1).any()
     twin.decoder.weight = torch.zeros_like(twin.decoder.weight)
     assert not twin.encoder.weight.any()
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_both_sides_in_a_list_stay_tied_in_its_copies(way: Any) -> None:
+    model = KINDS["transpose"].model()
+    for decoder, encoder in (way([model.decoder, model.encoder]),
+                             way((model.encoder, model.decoder))[::-1]):  # fmt: skip
+        assert tied.shares(decoder.weight, encoder.weight)
+        assert torch.equal(decoder.weight, encoder.weight.T)
+        assert not tied.shares(decoder.weight, model.encoder.weight)
+
+
+def test_a_replaced_module_is_let_go() -> None:
+    model = KINDS["transpose"].model()
+    old = weakref.ref(model.encoder)
+    model.encoder = nn.Linear(4, 3)
+    model(torch.ones(1, 4))
+    gc.collect()
+    assert old() is None
 
 
 def test_a_part_alone_hides_nothing() -> None:

@@ -257,6 +257,30 @@ def test_T26_T27_a_copy_is_tied_and_apart_from_the_original(name: str, way: str)
     assert twin.train() is twin
 
 
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "tied_copy", "torch_save"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_and_its_optimizer_are_copied_together(name: str, way: str) -> None:
+    kind = KINDS[name]
+    model = kind.model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step(m: Any, o: Any) -> None:
+        o.zero_grad()
+        m(kind.inputs).square().sum().backward()
+        o.step()
+
+    step(model, optimizer)
+    twin, its = COPIES[way]((model, optimizer))
+    before = [p.detach().clone() for p in model.parameters()]
+    step(twin, its)
+    assert kind.holds(twin)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    step(model, optimizer)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert not torch.equal(next(model.parameters()), before[0])
+
+
 def test_a_shallow_copy_reads_the_same_parameters() -> None:
     model = KINDS["transpose"].model()
     twin = copy.copy(model)
