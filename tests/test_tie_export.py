@@ -305,6 +305,18 @@ def test_copies_keep_apart_what_they_have_cached() -> None:
     assert values[2] is values[0]
 
 
+def test_cached_around_a_compiled_model() -> None:
+    kind = KINDS["transpose"]
+    model = kind.model()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        with parametrize.cached():
+            close(compiled(kind.inputs), by_hand(kind, model, kind.inputs))
+        with torch.no_grad():
+            model.encoder.weight.mul_(2)
+    close(compiled(kind.inputs), by_hand(kind, model, kind.inputs))
+
+
 # ONNX (T93)
 
 
