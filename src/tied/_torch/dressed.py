@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.nn.utils import parametrize
 
 from tied._errors import TieError
@@ -136,7 +137,7 @@ def _computed(name: str) -> property:
     """Returns the property that computes a tensor."""
 
     def compute(self: Any) -> torch.Tensor:
-        if parametrize._cache_enabled:
+        if not is_compiling() and parametrize._cache_enabled:  # a program computes it once anyway
             return _cached(self, name)
         reads = self._reads.get(name)
         if reads is not None:
