@@ -11,7 +11,7 @@ from torch import nn
 
 from tied._torch.dressed import register
 from tied._torch.places import Place, locate, must_not_turn_back
-from tied._torch.reads import Tie, ties_below
+from tied._torch.reads import Reads, Tie, reads_of, ties_below
 from tied._torch.state import watch_repeats
 from tied._torch.ways import Back
 
@@ -111,20 +111,51 @@ class ResizeTokenEmbeddings(Method):
 
     __slots__ = ()
 
-    def __call__(self, *args: Any, **settings: Any) -> Any:
+    def __call__(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        **settings: Any,
+    ) -> Any:
         """Does what the model's own method does.
 
         Raises:
-            TieError: A tied tensor has another shape now than what it is to read.
+            TieError: A tied embedding or head could not follow; the model is as it was.
         """
         model: Any = self.back()
         before = list(ties_below(model))
-        made = type(model).resize_token_embeddings(model, *args, **settings)
+        tokens = new_num_tokens or model.get_input_embeddings().weight.shape[0]
+        if pad_to_multiple_of:
+            tokens = -(-tokens // pad_to_multiple_of) * pad_to_multiple_of
+        _must_follow(model, tokens)
+        made = type(model).resize_token_embeddings(
+            model, new_num_tokens, pad_to_multiple_of, **settings
+        )
         for tie in before:
             place = locate(model, tie.name)
             if place.owner is not tie.owner and place.reads is None:
                 _tie_again(model, place, tie)
         return made
+
+
+def _must_follow(model: Any, tokens: int) -> None:
+    """Raises if an embedding or head reads what would not be resized, or only a part of it."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    table = embedding.weight
+    if table.shape[0] == tokens:
+        return
+    for module in (embedding, head):
+        reads = reads_of(module).get("weight") if isinstance(module, nn.Module) else None
+        if reads is None or reads.view is None:
+            continue
+        if module is head and len(reads.sources) == 1 and reads.sources[0].fetch() is table:
+            seen = reads.view(torch.empty(tokens, *table.shape[1:], device="meta"))
+            if seen.shape == (tokens, *reads.read().shape[1:]):
+                continue
+        raise reads.refused(
+            f"{reads.target} can't be resized, since it is computed",
+            facts=[("tokens", f"{table.shape[0]} to {tokens}")],
+        )
 
 
 def _tie_again(model: nn.Module, place: Place, tie: Tie) -> None:
@@ -134,23 +165,35 @@ def _tie_again(model: nn.Module, place: Place, tie: Tie) -> None:
         watch_repeats(model)  # one module stands at both places now
         return
     must_not_turn_back(place, sources)
-    now = reads.read()
-    if now.shape != place.tensor.shape:
-        raise reads.refused(
-            f"{place.name} has been resized and does not fit what it is tied to",
-            facts=[("shape", f"{tuple(place.tensor.shape)}, it reads {tuple(now.shape)}")],
-        )
     reads.armed = False
     register(place.owner, place.leaf, reads)
 
 
 @torch.no_grad()
 def expand(model: nn.Module, state: dict[str, Any]) -> None:
-    """Adds to a state dict the tied tensors that the config of a model does not tie."""
+    """Adds to a state dict the tied tensors that the config of a model does not tie.
+
+    They are computed from what is in the state dict, which may be an average or gathered. Where the
+    source is not in it (an adapter is a part of a model) nothing is added.
+    """
     known = _declared_targets(model)
-    for name, _, reads, sources in ties_below(model):
-        if name in known or name in state or not reads.persistent:
-            continue
-        if not all(source in state for source in sources or ()):
-            continue  # a part of the model, such as an adapter
-        state[name] = reads.read().detach().clone(memory_format=torch.contiguous_format)
+    values = dict(state)
+    waiting = list(ties_below(model))
+    while waiting:
+        ready = [tie for tie in waiting if all(name in values for name in tie.sources or ())]
+        for name, _, reads, sources in ready:
+            seen = _value(reads, sources, values)
+            values.setdefault(name, seen)
+            if name not in known and name not in state and reads.persistent:
+                state[name] = seen.detach().clone(memory_format=torch.contiguous_format)
+        if not ready:
+            return
+        waiting = [tie for tie in waiting if tie not in ready]
+
+
+def _value(reads: Reads, sources: tuple[str, ...] | None, values: dict[str, Any]) -> torch.Tensor:
+    """Returns a tied tensor of these values; that of now if it reads what is outside."""
+    if sources is None:
+        return reads.read()
+    read = [values[source] for source in sources]
+    return read[0] if reads.view is None else reads.view(*read)
