@@ -93,9 +93,8 @@ def accept(
     for name, _, reads, sources in ties_below(module):
         if sources is not None:
             ties.append((name, reads, sources))
-        elif isinstance(
-            state.get(prefix + name), torch.Tensor
-        ):  # only a part is loaded, and the source is outside of it
+        elif isinstance(state.get(prefix + name), torch.Tensor):
+            # Only a part is loaded, and the source is outside of it.
             reads.write(state.pop(prefix + name))
     known = {name: sources for name, _, sources in ties}
     groups: dict[tuple[str, ...], list[tuple[str, Reads]]] = {}
