@@ -28,7 +28,7 @@ __all__ = ["load_state_dict", "tie_all", "tie_one", "untie"]
 def tie_all(module: nn.Module, on_conflict: str) -> tuple[list[TieChange], list[str]]:
     """Makes all ties last that a module has: see `tied.tie`."""
     made, left = adopt(module, on_conflict)
-    if any(True for _ in ties_below(module)):
+    if next(ties_below(module), None) is not None:
         keep_ways(module)
     return made, left
 
