@@ -18,8 +18,8 @@ import tied
 import torch_cells
 import torch_judge
 from kinds import KINDS
-from torch_cells import DTYPES, EXEMPT, NAMES, NEVER, PARTS_ONLY, SPAWN, Outcome
-from torch_operations import OPS, compiled, prepared, separate, spawned
+from torch_cells import DDP, DTYPES, EXEMPT, NAMES, NEVER, PARTS_ONLY, SPAWN, Outcome
+from torch_operations import OPS, compiled, prepared, process_group, separate, spawned
 
 WRITTEN = matrix_page.parse(matrix_page.PAGE.read_text(encoding="utf-8"))
 
@@ -50,7 +50,7 @@ def held(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [op for op in OPS if op != DDP])
 def test_cell(op: str, name: str) -> None:
     check(name, op, torch_cells.pair(name, op))
 
@@ -59,6 +59,12 @@ def test_spawned_processes() -> None:
     with spawned() as child:
         for name in NAMES:
             check(name, SPAWN, torch_cells.pair(name, SPAWN, child))
+
+
+def test_data_parallel() -> None:
+    with process_group():
+        for name in NAMES:
+            check(name, DDP, torch_cells.pair(name, DDP))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,10 +15,10 @@ import tied
 import torch_judge
 from kinds import KINDS
 from torch_judge import Program
-from torch_operations import OPS, Child, prepared, spawned
+from torch_operations import OPS, Child, prepared, process_group, spawned
 
 NAMES = [name for name, kind in KINDS.items() if "torch" in kind.libraries]
-SPAWN = "spawn"
+SPAWN, DDP = "spawn", "ddp"  # these need processes
 NEVER = "-"  # the operation can't be done to such a model
 
 # What PyTorch, safetensors and ONNX raise where they can't do what they are asked.
@@ -159,9 +159,9 @@ def outcome(name: str, op: str, adopt: bool, child: Child | None = None) -> Outc
                 return Outcome(verdict, stored=stored(result))
             return Outcome(torch_judge.judge_module(result, name, memory))
         except tied.TiedError as error:
-            return Outcome("refused", error)
+            return Outcome("refused", error.with_traceback(None))
         except PROBLEMS as error:
-            return Outcome("error", error)
+            return Outcome("error", error.with_traceback(None))
 
 
 def stored(program: Program) -> int:
@@ -179,5 +179,7 @@ def all_cells() -> dict[tuple[str, str], tuple[str, str]]:
     """Runs the matrix; takes a minute or two."""
     with spawned() as child:
         found = {(name, SPAWN): pair(name, SPAWN, child) for name in NAMES}
-    found |= {(name, op): pair(name, op) for op in OPS for name in NAMES}
+    with process_group():
+        found |= {(name, DDP): pair(name, DDP) for name in NAMES}
+    found |= {(name, op): pair(name, op) for op in OPS if op != DDP for name in NAMES}
     return {cell: (alone.verdict, after.verdict) for cell, (alone, after) in found.items()}

@@ -11,6 +11,7 @@ import copy
 import io
 import pickle
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +140,7 @@ class Child:
         self.connection, other = context.Pipe()
         self.process = context.Process(target=in_a_process, args=(other,))
         self.process.start()
+        other.close()  # so that the end of the child ends `recv`
 
     def judge(self, model: Pair, name: str) -> str:
         self.connection.send((model, name))
@@ -351,16 +353,26 @@ def as_a_vector(model: Pair, name: str) -> Pair:
     return model
 
 
-def in_parallel(model: Pair, name: str) -> Pair:
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    """This process as a group of its own, for DDP."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        wrapped = torch.nn.parallel.DistributedDataParallel(model)
-        loss(wrapped(X), name).backward()
-        torch.optim.SGD(wrapped.parameters(), lr=RATE).step()
-        return wrapped.module
+        yield
     finally:
+        # Gloo's threads need the interpreter's lock to let go of the last gradients, and the group
+        # waits for them with the lock held.
+        time.sleep(0.2)
         torch.distributed.destroy_process_group()
+
+
+def in_parallel(model: Pair, name: str) -> Pair:
+    """One step of DDP, within `process_group`."""
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    loss(wrapped(X), name).backward()
+    torch.optim.SGD(wrapped.parameters(), lr=RATE).step()
+    return wrapped.module
 
 
 def signs(a: np.ndarray) -> np.ndarray:
