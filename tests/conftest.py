@@ -8,3 +8,5 @@ if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=8".strip()
 # `make gpu` sets the platforms itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Models here are so small that several threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -6,7 +6,6 @@ What the model does is compared with a twin that tied has never seen.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +88,6 @@ def attribute(model: Any, path: str) -> torch.Tensor:
 def unique(model: Any) -> dict[str, torch.Tensor]:
     """The named values of a model that a training or a file has to have, each once."""
     return {name: p.detach().clone() for name, p in model.state_dict().items()}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are so small that threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
