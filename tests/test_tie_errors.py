@@ -108,7 +108,7 @@ BAD: dict[str, Bad] = {
         ("w", "wide"),
         """
         wide can't be tied to w
-          dtype  wide has torch.float64, w gives torch.float32
+          dtype  wide has float64, w gives float32
           Cast the module first, so that both have one dtype
         """,
     ),

@@ -65,7 +65,7 @@ DTYPES = {"to_dtype": "float64", "double": "float64", "half": "float16", "bfloat
 CAST = """\
 second can't be computed from what first is now
   tie    second reads first
-  now    Parameter, torch.{dtype}
+  now    Parameter, {dtype}
   error  %s
   Untie it first: tied.untie(model, "second")"""
 MISSING = """\
@@ -81,16 +81,16 @@ row_slice column_slice strided_slice diagonal buffer_views_a_parameter real_part
 EXEMPT = [
     Exempt(
         "byte_view", " ".join(DTYPES), "refused", tied.TieError,
-        CAST % "it reads the bits of float32, not of torch.{dtype}",
+        CAST % "it reads the bits of float32, not of {dtype}",
         "The bytes of the old numbers mean nothing after a cast; reading them says so.",
     ),
     Exempt(
-        "real_part", "to_dtype", "refused", tied.TieError, CAST % "torch.{dtype} has no real part",
+        "real_part", "to_dtype", "refused", tied.TieError, CAST % "{dtype} has no real part",
         "`.to(float64)` makes real numbers of complex ones.",
     ),
     Exempt(
         "imaginary_part", "to_dtype", "refused", tied.TieError,
-        CAST % "torch.{dtype} has no imag part",
+        CAST % "{dtype} has no imag part",
         "`.to(float64)` throws the imaginary part away.",
     ),
     Exempt(

@@ -19,7 +19,7 @@ from tied._torch.hugging import keep_ways
 from tied._torch.places import Place, below, common, locate, must_be_registered, must_not_turn_back
 from tied._torch.reads import Reads, parametrized, shares_storage, ties_below
 from tied._torch.state import conflict, repeats, watch_loading, watch_repeats
-from tied._torch.views import View, native
+from tied._torch.views import TORCH, View, native
 from tied._where import shares
 
 __all__ = ["load_state_dict", "tie_all", "tie_one", "untie"]
@@ -177,7 +177,7 @@ def _compare(target: Place, sources: list[Place], seen: torch.Tensor) -> None:
         (label, f"{target.name} has {mine}, {sources[0].name} gives {its}")
         for label, mine, its in (
             ("shape", tuple(own.shape), tuple(seen.shape)),
-            ("dtype", own.dtype, seen.dtype),
+            ("dtype", TORCH.dtype(own), TORCH.dtype(seen)),
             ("device", str(own.device), ", ".join(sorted(devices))),
         )
         if mine != its

@@ -20,7 +20,7 @@ from tied._torch.hugging import declared
 from tied._torch.places import Place, below, common
 from tied._torch.reads import Reads
 from tied._torch.state import repeats, watch_loading, watch_repeats
-from tied._torch.views import View, of_layout
+from tied._torch.views import TORCH, View, of_layout
 from tied._walk import Walk, walk
 
 
@@ -211,7 +211,7 @@ def _apply(module: nn.Module, group: Group, on_conflict: str) -> Iterator[TieCha
     source = group.storage if group.kept is not None else None
     shape = tuple(kept.tensor.shape)
     order = group.storage.order or tuple(range(len(shape)))
-    dtype = str(kept.tensor.dtype).removeprefix("torch.")
+    dtype = TORCH.dtype(kept.tensor)
     for place, reader in group.places:
         root = common([kept.name, place.name])
         view = None if reader.layout is None else of_layout(reader.layout, shape, order, dtype)

@@ -12,9 +12,8 @@ from torch import nn
 from tied._errors import TieError
 from tied._overlap import repeats_elements
 from tied._torch import adapters
-from tied._torch.views import View, portable
+from tied._torch.views import TORCH, View, portable
 from tied._torch.ways import Source
-from tied.arrays import load
 from tied.arrays.tensors import PLAIN
 
 
@@ -115,7 +114,7 @@ class Reads(nn.Module):
         return self.refused(
             f"{self.target} can't be computed from what {self.names[0]} is now",
             facts=[
-                ("now", f"{type(source).__name__}, {source.dtype}"),
+                ("now", f"{type(source).__name__}, {TORCH.dtype(source)}"),
                 ("error", str(error).partition("\n")[0]),
             ],
         )
@@ -184,7 +183,7 @@ class Reads(nn.Module):
 
     def must_be_invertible(self, now: torch.Tensor) -> None:
         """Raises unless writing into what is read would write into the source."""
-        geometry = load("torch").geometry(now)
+        geometry = TORCH.geometry(now)
         if self.is_view and geometry is not None and not repeats_elements(geometry):
             return
         how = "reads elements more than once" if self.is_view else "is computed"
@@ -207,7 +206,7 @@ class Reads(nn.Module):
             (label, f"{given} where {own} is")
             for label, given, own in (
                 ("shape", tuple(value.shape), tuple(now.shape)),
-                ("dtype", value.dtype, now.dtype),
+                ("dtype", TORCH.dtype(value), TORCH.dtype(now)),
             )
             if given != own
         ]

@@ -13,7 +13,7 @@ from torch import nn
 from tied._errors import TieError
 from tied._overlap import repeats_elements
 from tied._torch.reads import Reads, ties_below
-from tied.arrays import load
+from tied._torch.views import TORCH
 
 State = dict[str, Any]
 
@@ -237,7 +237,7 @@ class _Group:
         for alias, reads in self.present:
             part, mark = (x if reads.view is None else reads.view(x) for x in (base, held))
             given = self.state[alias]
-            geometry = load("torch").geometry(mark)
+            geometry = TORCH.geometry(mark)
             if part.shape != given.shape or geometry is None or repeats_elements(geometry):
                 return False
             part.copy_(given)
@@ -288,4 +288,4 @@ def _disagree(sources: list[str], alias: str, seen: Any, given: Any) -> TieError
 def _told(name: str, x: Any) -> str:
     if not isinstance(x, torch.Tensor):
         return name
-    return f"{name}, {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+    return f"{name}, {tuple(x.shape)} {TORCH.dtype(x)}"

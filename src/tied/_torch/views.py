@@ -12,9 +12,12 @@ from torch.fx.proxy import TraceError
 from tied._errors import TieError
 from tied._layout import Layout, reinterpreted
 from tied._lazy import adjoint, transpose
+from tied.arrays import load
 from tied.arrays.tensors import STEPS, reinterpret
 
 View = Callable[..., torch.Tensor]
+TORCH = load("torch")
+"""What tensors say of themselves."""
 
 
 def transposed(w: torch.Tensor) -> torch.Tensor:
@@ -74,10 +77,10 @@ class Reading:
         """Returns the bits of `w` as what the layout reads them as."""
         if self.bits in (".real", ".imag"):
             if not w.is_complex():
-                raise NotImplementedError(f"{w.dtype} has no {self.bits[1:]} part")
+                raise NotImplementedError(f"{TORCH.dtype(w)} has no {self.bits[1:]} part")
             return w.real if self.bits == ".real" else w.imag
         if w.dtype is not getattr(torch, self.dtype):
-            raise NotImplementedError(f"it reads the bits of {self.dtype}, not of {w.dtype}")
+            raise NotImplementedError(f"it reads the bits of {self.dtype}, not of {TORCH.dtype(w)}")
         if self.steps is None:
             return reinterpret(w.reshape(-1), self.layout)
         return w.view(getattr(torch, str(self.layout.dtype)))
