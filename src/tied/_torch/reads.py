@@ -20,8 +20,8 @@ from tied.arrays.tensors import PLAIN
 class Reads(nn.Module):
     """Computes a tied tensor of the tensors that it is tied to, each time it is asked.
 
-    It has no parameters. Sources are found by their names, below a module that holds both sides, so
-    that a replaced submodule is followed.
+    It has no parameters. How it finds its sources, in a model whose parts are moved, replaced and
+    copied, is `Source`'s to know.
 
     Attributes:
         target: The name of the tied tensor, below that module.
