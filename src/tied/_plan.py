@@ -67,35 +67,34 @@ class Plan:
         """
         if self.root == STATIC:
             return self.model
-        if self.cyclic:
-            self._shells(items)
-        cyclic = self.cyclic
+        begun = self._shells(items) if self.cyclic else frozenset()
         for record in self.records:
-            if cyclic and record.node.early:
-                continue
             values = record.values.copy()
             for position, child in record.holes:
                 values[position] = items[child]
+            if record.item in begun:
+                record.node.fill(items[record.item], record.keys, values, record.static)
+                continue
             made = record.node.build(record.cls, record.keys, values, record.static)
             items[record.item] = made
             if record.node is EXTRAS:
                 attach(self.hung[record.item], made)
-        if self.cyclic:
-            self._fill(items)
         return items[self.root]
 
-    def _shells(self, items: list[Any]) -> None:
-        for record in self.records:
-            if record.node.early:
-                items[record.item] = record.node.shell(record.cls, record.static)
+    def _shells(self, items: list[Any]) -> frozenset[int]:
+        """Makes those nodes without their children that others need before their turn comes.
 
-    def _fill(self, items: list[Any]) -> None:
+        All others are made with their children, which may be asked for what they hold at once.
+        """
+        late = {record.item: record for record in self.records}
+        needed: set[int] = set()
         for record in self.records:
-            if record.node.early:
-                values = record.values.copy()
-                for position, child in record.holes:
-                    values[position] = items[child]
-                record.node.fill(items[record.item], record.keys, values, record.static)
+            needed.update(child for _, child in record.holes if child in late)
+            late.pop(record.item)
+        made = [record for record in self.records if record.item in needed and record.node.early]
+        for record in made:
+            items[record.item] = record.node.shell(record.cls, record.static)
+        return frozenset(record.item for record in made)
 
 
 def attach_to(items: list[Any], leaf: int, extras: dict[str, Any]) -> None:

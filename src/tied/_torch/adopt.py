@@ -176,12 +176,33 @@ def _trainable(group: Group, on_conflict: str) -> bool:
     if group.kept is not None:
         parameters.insert(0, group.kept)
     wants = [place.tensor.requires_grad for place in parameters]
-    if not wants or all(want == wants[0] for want in wants):
-        return any(wants)
-    other = wants.index(not wants[0])
-    if on_conflict == "raise":
-        raise disagree(parameters[0], parameters[other])
-    return wants[0] if on_conflict == "source" else wants[other]
+    if not any(wants):
+        return False
+    trainable = True
+    if not all(wants):
+        other = wants.index(not wants[0])
+        if on_conflict == "raise":
+            raise disagree(parameters[0], parameters[other])
+        trainable = wants[0] if on_conflict == "source" else wants[other]
+    source = group.span if group.kept is None else group.kept.tensor
+    assert source is not None
+    if trainable and not (source.is_floating_point() or source.is_complex()):
+        raise _only_bits(group)
+    return trainable
+
+
+def _only_bits(group: Group) -> TieError:
+    """Returns the error that a parameter reads the bits of what is no number to train."""
+    places = [place for place, _ in group.places]
+    places += [] if group.kept is None else [group.kept]
+    trained = [place.name for place in places if place.tensor.requires_grad]
+    others = [place.name for place in places if place.name not in trained]
+    return TieError(
+        "no gradient passes through a reading of bits",
+        facts=[("trainable", ", ".join(trained)), ("same memory", ", ".join(others) or "these")],
+        hint="Freeze it first, or give each memory of its own",
+        paths=[*others, *trained],
+    )
 
 
 def disagree(source: Place, target: Place) -> TieError:

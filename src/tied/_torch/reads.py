@@ -161,7 +161,7 @@ class Reads(nn.Module):
         if is_stored(one) and shares_storage(seen, source):
             seen.copy_(value)
             return
-        new = source.clone(memory_format=torch.contiguous_format)
+        new = source.clone()
         self.view(new).copy_(value)
         self.store(one, new)
 

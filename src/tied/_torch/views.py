@@ -70,8 +70,17 @@ class Reading:
         if self.bits:
             w = self.reread(w)
         for step in self.steps or ():
-            w = STEPS[step.op](w, step)
-        return w
+            w = self.strided(w, step.args[0]) if step.op == "take" else STEPS[step.op](w, step)
+        if self.bits and self.layout.conj:
+            w = w.conj()
+        return torch._neg_view(w) if self.bits and self.layout.neg else w
+
+    def strided(self, w: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Returns a view of `w` that no row of ordinary operations makes (sliding windows)."""
+        flat = flattened(w)
+        (unit,) = flat.stride()
+        start = flat.storage_offset() + layout.offset * unit
+        return flat.as_strided(layout.shape, [step * unit for step in layout.strides], start)
 
     def reread(self, w: torch.Tensor) -> torch.Tensor:
         """Returns the bits of `w` as what the layout reads them as."""
@@ -82,8 +91,9 @@ class Reading:
         if w.dtype is not getattr(torch, self.dtype):
             raise NotImplementedError(f"it reads the bits of {self.dtype}, not of {TORCH.dtype(w)}")
         if self.steps is None:
-            return reinterpret(w.reshape(-1), self.layout)
-        return w.view(getattr(torch, str(self.layout.dtype)))
+            return reinterpret(flattened(w), self.layout)
+        bits = flattened(w).view(getattr(torch, str(self.layout.dtype)))
+        return bits.view(*w.shape[:-1], w.shape[-1] * w.element_size() // bits.element_size())
 
     def __getstate__(self) -> Any:
         return [getattr(self, name) for name in self.__slots__]
@@ -91,6 +101,16 @@ class Reading:
     def __setstate__(self, state: Any) -> None:
         for name, value in zip(self.__slots__, state, strict=True):
             setattr(self, name, value)
+
+
+def flattened(w: torch.Tensor) -> torch.Tensor:
+    """Returns the elements of `w` in one row, as a view if they lie evenly.
+
+    PyTorch gives a lone element any stride, with which it does not reread bits.
+    """
+    if w.is_contiguous() and w.numel() == 1:
+        return w.as_strided((1,), (1,), w.storage_offset())
+    return w.reshape(-1)
 
 
 def of_layout(
