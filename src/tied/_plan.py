@@ -68,23 +68,43 @@ class Plan:
         if self.root == STATIC:
             return self.model
         begun = self._shells(items) if self.cyclic else frozenset()
+        waiting = {r.item for r in self.records if r.item not in begun} if self.cyclic else set()
+        late = []
         for record in self.records:
-            values = record.values.copy()
-            for position, child in record.holes:
-                values[position] = items[child]
-            if record.item in begun:
-                record.node.fill(items[record.item], record.keys, values, record.static)
+            item = record.item
+            if waiting:
+                waiting.discard(item)
+                if record.node.early and any(child in waiting for _, child in record.holes):
+                    if item not in begun:
+                        items[item] = record.node.shell(record.cls, record.static)
+                    late.append(record)
+                    continue
+            values = self._values(record, items)
+            if item in begun:
+                record.node.fill(items[item], record.keys, values, record.static)
                 continue
             made = record.node.build(record.cls, record.keys, values, record.static)
-            items[record.item] = made
+            items[item] = made
             if record.node is EXTRAS:
-                attach(self.hung[record.item], made)
+                attach(self.hung[item], made)
+        for record in late:
+            values = self._values(record, items)
+            record.node.fill(items[record.item], record.keys, values, record.static)
         return items[self.root]
+
+    @staticmethod
+    def _values(record: Record, items: list[Any]) -> list[Any]:
+        values = record.values.copy()
+        for position, child in record.holes:
+            values[position] = items[child]
+        return values
 
     def _shells(self, items: list[Any]) -> frozenset[int]:
         """Makes those nodes without their children that others need before their turn comes.
 
-        All others are made with their children, which may be asked for what they hold at once.
+        All others are made with their children, which may be asked for what they hold at once;
+        unless a child comes later and can't be made without its own (a tuple in a cycle): then
+        they are filled last.
         """
         late = {record.item: record for record in self.records}
         needed: set[int] = set()

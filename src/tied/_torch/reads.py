@@ -161,9 +161,21 @@ class Reads(nn.Module):
         if is_stored(one) and shares_storage(seen, source):
             seen.copy_(value)
             return
-        new = source.clone()
+        new = self.room(source.dtype, source.device).copy_(source)
         self.view(new).copy_(value)
         self.store(one, new)
+
+    def room(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Returns a new tensor like the source, through whose view it can be written.
+
+        A function of C-ordered tensors needs one; a reading by memory one in the source's order.
+        """
+        source = self.sources[0].fetch().detach()
+        for order in (torch.contiguous_format, torch.preserve_format):
+            made = torch.empty_like(source, dtype=dtype, device=device, memory_format=order)
+            if self.view is None or shares_storage(self.view(made), made):
+                break
+        return made
 
     def inverted(self, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns the values of the sources that `inverse` makes of a value."""

@@ -198,7 +198,7 @@ class _Group:
             return
         if not reads.is_view or seen.shape != given.shape:
             raise _disagree(others, alias, seen, given)
-        base = self.room(reads, values[0].dtype, values[0].device).copy_(values[0])
+        base = reads.room(values[0].dtype, values[0].device).copy_(values[0])
         (base if reads.view is None else reads.view(base)).copy_(given)
         state[self.sources[0]] = base
 
@@ -212,7 +212,7 @@ class _Group:
             base = given
         else:
             dtype = given.dtype if reads.read().dtype == now.dtype else now.dtype
-            base = self.room(reads, dtype, given.device).zero_()
+            base = reads.room(dtype, given.device).zero_()
             if not self.fill(base):
                 self.write_parts()
                 return
@@ -221,10 +221,6 @@ class _Group:
             self.compare(alias, reads, made=True)
         for alias, _ in self.present:
             del state[alias]
-
-    def room(self, reads: Reads, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Returns a new tensor whose elements lie as the source's, so that its views share it."""
-        return torch.empty_like(reads.sources[0].fetch(), dtype=dtype, device=device)
 
     def write_parts(self) -> None:
         """Writes values that are a part of the source into the model's own; it stays missing."""

@@ -77,10 +77,9 @@ class Reading:
 
     def strided(self, w: torch.Tensor, layout: Layout) -> torch.Tensor:
         """Returns a view of `w` that no row of ordinary operations makes (sliding windows)."""
-        flat = flattened(w)
+        flat = flattened(w)[layout.offset :]
         (unit,) = flat.stride()
-        start = flat.storage_offset() + layout.offset * unit
-        return flat.as_strided(layout.shape, [step * unit for step in layout.strides], start)
+        return flat.as_strided(layout.shape, [step * unit for step in layout.strides])
 
     def reread(self, w: torch.Tensor) -> torch.Tensor:
         """Returns the bits of `w` as what the layout reads them as."""
@@ -108,8 +107,8 @@ def flattened(w: torch.Tensor) -> torch.Tensor:
 
     PyTorch gives a lone element any stride, with which it does not reread bits.
     """
-    if w.is_contiguous() and w.numel() == 1:
-        return w.as_strided((1,), (1,), w.storage_offset())
+    if w.is_contiguous():
+        return w.as_strided((w.numel(),), (1,))
     return w.reshape(-1)
 
 
