@@ -79,7 +79,9 @@ class Plan:
                         items[item] = record.node.shell(record.cls, record.static)
                     late.append(record)
                     continue
-            values = self._values(record, items)
+            values = record.values.copy()
+            for position, child in record.holes:
+                values[position] = items[child]
             if item in begun:
                 record.node.fill(items[item], record.keys, values, record.static)
                 continue
@@ -88,16 +90,11 @@ class Plan:
             if record.node is EXTRAS:
                 attach(self.hung[item], made)
         for record in late:
-            values = self._values(record, items)
+            values = record.values.copy()
+            for position, child in record.holes:
+                values[position] = items[child]
             record.node.fill(items[record.item], record.keys, values, record.static)
         return items[self.root]
-
-    @staticmethod
-    def _values(record: Record, items: list[Any]) -> list[Any]:
-        values = record.values.copy()
-        for position, child in record.holes:
-            values[position] = items[child]
-        return values
 
     def _shells(self, items: list[Any]) -> frozenset[int]:
         """Makes those nodes without their children that others need before their turn comes.
