@@ -122,6 +122,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads the part for a framework when it is asked for: `tied.torch`."""
-    if name in ("torch",):
+    if name == "torch":
         return importlib.import_module(f"tied.{name}")
     raise AttributeError(f"module 'tied' has no attribute {name!r}")
