@@ -122,6 +122,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads the part for a framework when it is asked for: `tied.torch`."""
-    if name == "torch":
+    if name in ("torch",):
         return importlib.import_module(f"tied.{name}")
     raise AttributeError(f"module 'tied' has no attribute {name!r}")

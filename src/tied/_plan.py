@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -68,17 +67,16 @@ class Plan:
         """
         if self.root == STATIC:
             return self.model
-        begun: set[int] = self._shells(items) if self.cyclic else set()
+        begun = self._shells(items) if self.cyclic else frozenset()
         waiting = {r.item for r in self.records if r.item not in begun} if self.cyclic else set()
-        late: list[Record] = []
-        for record in itertools.chain(self.records, late):
+        late = []
+        for record in self.records:
             item = record.item
             if waiting:
                 waiting.discard(item)
                 if record.node.early and any(child in waiting for _, child in record.holes):
                     if item not in begun:
                         items[item] = record.node.shell(record.cls, record.static)
-                        begun.add(item)
                     late.append(record)
                     continue
             values = record.values.copy()
@@ -91,9 +89,14 @@ class Plan:
             items[item] = made
             if record.node is EXTRAS:
                 attach(self.hung[item], made)
+        for record in late:
+            values = record.values.copy()
+            for position, child in record.holes:
+                values[position] = items[child]
+            record.node.fill(items[record.item], record.keys, values, record.static)
         return items[self.root]
 
-    def _shells(self, items: list[Any]) -> set[int]:
+    def _shells(self, items: list[Any]) -> frozenset[int]:
         """Makes those nodes without their children that others need before their turn comes.
 
         All others are made with their children, which may be asked for what they hold at once;
@@ -108,7 +111,7 @@ class Plan:
         made = [record for record in self.records if record.item in needed and record.node.early]
         for record in made:
             items[record.item] = record.node.shell(record.cls, record.static)
-        return {record.item for record in made}
+        return frozenset(record.item for record in made)
 
 
 def attach_to(items: list[Any], leaf: int, extras: dict[str, Any]) -> None:

@@ -144,30 +144,25 @@ def _window(walk: Walk, cluster: Cluster) -> tuple[Any, Library, int]:
 
 def representative(walk: Walk, cluster: Cluster) -> int:
     """Returns which member covers the span densely; C-ordered first, then in walk order."""
+    low, high = cluster.extent
     best: tuple[bool, int, int] | None = None
+    chosen = -1
     for i, (position, g) in enumerate(zip(cluster.members, cluster.geometries, strict=True)):
-        if not covers(cluster, i):
+        if math.prod(g.shape) * g.itemsize != high - low or g.conj or g.neg:
             continue
-        ordered = cluster.dense[i]
-        if not ordered:
-            if walk.libraries[position].name == "lazy":
-                continue
-            ordered = _order(g) == tuple(range(len(g.shape)))
+        if cluster.dense[i]:
+            key = (False, -g.itemsize, i)
+            if best is None or key < best:
+                best, chosen = key, i
+            continue
+        upward = all(s > 0 for s, n in zip(g.strides, g.shape, strict=True) if n > 1)
+        if not upward or walk.libraries[position].name == "lazy" or repeats_elements(g):
+            continue
+        ordered = _order(g) == tuple(range(len(g.shape)))
         key = (not ordered, -g.itemsize, i)
         if best is None or key < best:
-            best = key
-    return -1 if best is None else best[2]
-
-
-def covers(cluster: Cluster, member: int) -> bool:
-    """Returns whether a member reads every element of a cluster once, in some order of its axes."""
-    g, (low, high) = cluster.geometries[member], cluster.extent
-    if math.prod(g.shape) * g.itemsize != high - low or g.conj or g.neg:
-        return False
-    if cluster.dense[member]:
-        return True
-    upward = all(s > 0 for s, n in zip(g.strides, g.shape, strict=True) if n > 1)
-    return upward and not repeats_elements(g)
+            best, chosen = key, i
+    return chosen
 
 
 def _order(g: Geometry) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ from torch import nn
 
 from tied._compare import TieChange
 from tied._errors import TieError
-from tied._overlap import Cluster, clusters
+from tied._overlap import Cluster, clusters, repeats_elements
 from tied._reading import how, reading
-from tied._storage import Reader, Storage, covered, covers, shared, single
+from tied._storage import Reader, Storage, covered, shared, single
 from tied._torch.dressed import register
 from tied._torch.hugging import declared
 from tied._torch.places import Place, below, common
@@ -143,9 +144,16 @@ def _kept(
     """Returns the place that is kept and what all leaves read of it; None if none holds all."""
     choices = []
     for number, i in enumerate(members):
-        if not isinstance(one, int) and not covers(one, number):
-            continue
-        ordered = isinstance(one, int) or one.dense[number]
+        if isinstance(one, int):
+            ordered = True
+        else:
+            g = one.geometries[number]
+            low, high = one.extent
+            if math.prod(g.shape) * g.itemsize != high - low or repeats_elements(g):
+                continue
+            if g.conj or g.neg or any(stride < 0 for stride in g.strides):
+                continue
+            ordered = one.dense[number]
         choices += [
             (place.name not in preferred, not place.is_parameter, not ordered, number, rank, place)
             for rank, place in enumerate(stored[i])

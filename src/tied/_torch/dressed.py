@@ -62,7 +62,8 @@ def register(module: nn.Module, name: str, reads: Reads) -> None:
     quick[name] = reads
     parts[name].__class__ = TiedList
     parts[name].__dict__["quick"] = quick, name
-    module.__class__ = dressed(parametrize.type_before_parametrizations(module), tuple(parts))
+    base = undressed(type(module)) if issubclass(type(module), Tied) else type(module).__bases__[0]
+    module.__class__ = dressed(base, tuple(parts))
     if weights is not None:
         flatten(module.__dict__)
 

@@ -20,14 +20,15 @@ def declared(module: nn.Module) -> set[str]:
     """Returns the names that models of transformers keep of what they tie themselves."""
     found = set()
     for prefix, part in module.named_modules():
-        found |= {f"{prefix}.{source}".removeprefix(".") for source in _own_ties(part).values()}
+        ties = getattr(part, "all_tied_weights_keys", None)
+        if isinstance(ties, dict):
+            found |= {f"{prefix}.{source}".removeprefix(".") for source in ties.values()}
     return found
 
 
-def _own_ties(model: nn.Module) -> dict[str, str]:
-    """Returns the source of each tensor that a model of transformers ties itself, by name."""
+def _declared_targets(model: nn.Module) -> set[str]:
     ties = getattr(model, "all_tied_weights_keys", None)
-    return ties if isinstance(ties, dict) else {}
+    return set(ties) if isinstance(ties, dict) else set()
 
 
 def keep_ways(module: nn.Module) -> None:
@@ -175,7 +176,7 @@ def expand(model: nn.Module, state: dict[str, Any]) -> None:
     They are computed from what is in the state dict, which may be an average or gathered. Where the
     source is not in it (an adapter is a part of a model) nothing is added.
     """
-    known = _own_ties(model)
+    known = _declared_targets(model)
     values = dict(state)
     waiting = list(ties_below(model))
     while waiting:

@@ -70,7 +70,9 @@ class Source:
         found = module._parameters.get(self.leaf)
         if found is None:
             return self.search(module)
-        return offloaded(module, self.leaf, found) if found.is_meta else found
+        if found.is_meta and "_hf_hook" in module.__dict__:
+            return offloaded(module, self.leaf, found)
+        return found
 
     def search(self, module: nn.Module) -> torch.Tensor:
         """Returns a tensor that is a buffer, is computed, or lies behind a wrapper's attributes."""
@@ -79,7 +81,9 @@ class Source:
             found = remade(module, self.leaf, found)
         if not isinstance(found, torch.Tensor):
             raise self.lost(found)
-        return offloaded(module, self.leaf, found) if found.is_meta else found
+        if found.is_meta and "_hf_hook" in module.__dict__:
+            return offloaded(module, self.leaf, found)
+        return found
 
     def lost(self, found: Any) -> TieError:
         """Returns the error that there is no tensor at the end of the way."""
@@ -282,7 +286,7 @@ def remade(module: nn.Module, leaf: str, found: Any) -> Any:
 
 def offloaded(module: Any, leaf: str, found: torch.Tensor) -> torch.Tensor:
     """Returns a source whose value accelerate keeps elsewhere between two uses of its module."""
-    hook = module.__dict__.get("_hf_hook")
+    hook = module._hf_hook
     for part in getattr(hook, "hooks", [hook]):
         weights = getattr(part, "weights_map", None)
         if weights is not None and getattr(part, "offload", False):
