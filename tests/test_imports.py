@@ -42,6 +42,7 @@ ORDER = """
     tied.nodes.jax
     tied.nodes.flax
     tied.nodes.frameworks
+    tied._structured
     tied._walk
     tied._unreached
     tied._places
@@ -54,7 +55,7 @@ ORDER = """
     tied._skeleton
     tied._match
     tied._map
-    tied._structured
+    tied._graft
     tied._lazy
     tied._vector
     tied._gradient
@@ -73,6 +74,7 @@ ORDER = """
     tied._torch.hugging
     tied._torch.adopt
     tied.torch
+    tied.jax
     tied._tie
     tied
 """.split()

@@ -121,7 +121,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the part for a framework when it is asked for: `tied.torch`."""
-    if name in ("torch",):
+    """Loads the part for a framework when it is asked for: `tied.torch`, `tied.nnx`."""
+    if name in ("torch", "jax", "nnx"):
         return importlib.import_module(f"tied.{name}")
     raise AttributeError(f"module 'tied' has no attribute {name!r}")

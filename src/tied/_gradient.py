@@ -55,7 +55,7 @@ def accumulate(model: Any, grads: Any, *, convention: str) -> dict[str, Any]:
         )
     found = walk(model)
     given: dict[int, list[tuple[str, Any]]] = {}
-    for steps, item in places(found):
+    for steps, item in places(found, derived=True):
         value = _at(grads, steps)
         if value is not None:
             given.setdefault(item, []).append((str(Path(steps)), value))

@@ -38,6 +38,9 @@ class Node:
         lasting: Whether an instance may compute leaves of others: see `readings`.
         back: Whether the instances only refer to parts that the model holds elsewhere: see
             `referents`.
+        derived: Whether an instance computes an array of its children. It is walked after everything
+            else, so that they are named after their own places, and where plain arrays are wanted
+            its `read()` stands for it.
     """
 
     leaf = False
@@ -48,6 +51,7 @@ class Node:
     stands_in = False
     lasting = False
     back = False
+    derived = False
 
     def open(self, x: Any) -> Opened | None:
         """Returns keys, children (a new list) and the rest; `None` if `x` holds nothing.

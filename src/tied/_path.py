@@ -10,16 +10,22 @@ from tied._errors import PathError
 class Step(NamedTuple):
     """One step down.
 
-    `kind` is "attr", "key", "index", "inside" for a step without a name, or, in containers whose
-    keys are objects, "nth key" and "nth value".
+    `kind` is "attr", "key", "index", or, in containers whose keys are objects, "nth key" and "nth
+    value". Steps without a name are "inside" (what leads to the part itself) and "of" (what a
+    `Derived` is computed of).
     """
 
     kind: str
     key: Any
 
+    @property
+    def named(self) -> bool:
+        """Whether the step stands in a dotted name."""
+        return self.kind not in ("inside", "of")
+
     def name(self) -> str:
         """Returns the step as it stands in a dotted name; empty for a step without a name."""
-        if self.kind == "inside":
+        if not self.named:
             return ""
         if self.kind == "nth key":
             return f"<key {self.key}>"
@@ -31,6 +37,8 @@ class Step(NamedTuple):
             return f".{self.key}"
         if self.kind.startswith("nth"):
             return f"[<{self.kind} {self.key}>]"
+        if self.kind == "of":
+            return ".base" if self.key is None else f".base[{self.key}]"
         return "" if self.kind == "inside" else f"[{self.key!r}]"
 
 
@@ -51,7 +59,7 @@ class Path:
         self.steps = steps
 
     def __str__(self) -> str:
-        return ".".join(step.name() for step in self.steps if step.kind != "inside")
+        return ".".join(step.name() for step in self.steps if step.named)
 
     def code(self) -> str:
         """Returns the path as Python code, to put behind the model's name."""
@@ -126,6 +134,8 @@ def take(part: Any, step: Step) -> Any:
         return getattr(part, step.key)
     if step.kind == "inside":
         return part
+    if step.kind == "of":
+        return part.base if step.key is None else part.base[step.key]
     if step.kind == "nth key":
         return list(part)[step.key]
     if step.kind == "nth value":

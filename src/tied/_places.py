@@ -9,12 +9,15 @@ from tied._path import Step
 from tied._walk import Walk
 
 
-def places(walk: Walk, limit: int | None = None) -> Iterator[tuple[tuple[Step, ...], int]]:
+def places(
+    walk: Walk, limit: int | None = None, *, derived: bool = False
+) -> Iterator[tuple[tuple[Step, ...], int]]:
     """Gives (steps, leaf item) for each way from the root to a leaf; a cycle is gone round once.
 
     Args:
         walk: The walk.
         limit: Give at most so many; shared parts inside shared parts multiply.
+        derived: Also give the ways through what is computed of leaves.
     """
     if walk.root < 0:
         return
@@ -24,7 +27,7 @@ def places(walk: Walk, limit: int | None = None) -> Iterator[tuple[tuple[Step, .
     count = 0
     steps: list[Step] = []
     inside: set[int] = {walk.root}
-    stack = [(walk.root, iter(sorted(_holes(walk, walk.root))))]
+    stack = [(walk.root, iter(_shown(walk, walk.root, derived)))]
     while stack:
         item, holes = stack[-1]
         for position, child in holes:
@@ -39,13 +42,19 @@ def places(walk: Walk, limit: int | None = None) -> Iterator[tuple[tuple[Step, .
                 continue
             steps.append(step)
             inside.add(child)
-            stack.append((child, iter(sorted(_holes(walk, child)))))
+            stack.append((child, iter(_shown(walk, child, derived))))
             break
         else:
             stack.pop()
             inside.discard(item)
             if steps:
                 steps.pop()
+
+
+def _shown(walk: Walk, item: int, derived: bool) -> list[tuple[int, int]]:
+    record = walk.records[item]
+    hides = record is not None and record.node.derived and not derived
+    return [] if hides else sorted(_holes(walk, item))
 
 
 def _holes(walk: Walk, item: int) -> list[tuple[int, int]]:

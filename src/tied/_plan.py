@@ -58,12 +58,19 @@ class Plan:
             records.append(record)
         return records
 
-    def build(self, items: list[Any], attach: Callable[[int, dict[str, Any]], None]) -> Any:
+    def build(
+        self,
+        items: list[Any],
+        attach: Callable[[int, dict[str, Any]], None],
+        *,
+        plain: bool = False,
+    ) -> Any:
         """Returns the model; `items` holds the new leaves and gets the new nodes.
 
         Args:
             items: For each item that is a leaf, the leaf; any other value for the rest.
             attach: Hangs on a new leaf (by its item) what hung on the old one.
+            plain: Put arrays where arrays are computed.
         """
         if self.root == STATIC:
             return self.model
@@ -86,7 +93,7 @@ class Plan:
                 record.node.fill(items[item], record.keys, values, record.static)
                 continue
             made = record.node.build(record.cls, record.keys, values, record.static)
-            items[item] = made
+            items[item] = made.read() if plain and record.node.derived else made
             if record.node is EXTRAS:
                 attach(self.hung[item], made)
         for record in late:

@@ -46,8 +46,8 @@ class Skeleton:
 
         Args:
             *parts: Dicts from name to array, together one for each storage.
-            plain: Give ordinary arrays where JAX has no views (no `View`s), for code that knows
-                arrays only. They are computed from the storages, so gradients still add up.
+            plain: Give ordinary arrays in the place of each `View` and `Derived`, for code that
+                knows arrays only. They are computed from the storages, so gradients still add up.
 
         Returns:
             A new model. Its leaves share the memory of the storages. A PyTorch storage that is a
@@ -75,7 +75,9 @@ class Skeleton:
                 items[item] = leaf
         if plain:
             items = [_unlazy(x) for x in items]
-        return self._plan.build(items, lambda leaf, extras: attach_to(items, leaf, extras))
+        return self._plan.build(
+            items, lambda leaf, extras: attach_to(items, leaf, extras), plain=plain
+        )
 
     def _gathered(self, parts: tuple[Mapping[str, Any], ...]) -> Mapping[str, Any]:
         given: dict[str, Any] = {}

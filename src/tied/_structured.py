@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from tied._node import Node, Opened, declare
+from tied._path import Step
 from tied.arrays.computed import Computed, plain
 from tied.arrays.view import View
 
@@ -64,20 +66,52 @@ class Derived(Structured):
     """What a function computes of an array, anew each time; the array stays the one that is stored.
 
     Attributes:
-        base: The array (or `View`, or array with structure).
-        fn: The function.
+        base: The array (or `View`, or array with structure), or a tuple of several.
+        fn: The function, of so many arrays.
     """
 
     base: Any
-    fn: Callable[[Any], Any]
+    fn: Callable[..., Any]
 
     def read(self) -> Any:
-        return self.fn(plain(self.base))
+        parts = self.base if isinstance(self.base, tuple) else (self.base,)
+        return plain(self.fn(*map(plain, parts)))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what is computed."""
-        return tuple(self.read().shape)
+        return tuple(self._seen().shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of what is computed."""
+        return self._seen().dtype
+
+    def _seen(self) -> Any:
+        """Returns what has the shape and the dtype; JAX works them out without computing."""
+        jax = sys.modules.get("jax")
+        if jax is None or not all(isinstance(x, jax.Array) for x in jax.tree.leaves(self.base)):
+            return self.read()
+        return jax.eval_shape(Derived.read, self)
+
+
+class DerivedNode(Node):
+    """See `Derived`."""
+
+    derived = True
+
+    def open(self, x: Derived) -> Opened:
+        if not isinstance(x.base, tuple):
+            return (Step("of", None),), [x.base], (x.fn, False)
+        keys = tuple(Step("of", n) for n in range(len(x.base)))
+        return keys, list(x.base), (x.fn, True)
+
+    def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
+        function, several = static
+        return cls(tuple(values) if several else values[0], function)
+
+
+declare(Derived, DerivedNode())
 
 
 @dataclasses.dataclass(eq=False)

@@ -107,6 +107,9 @@ class Ties:
             shape, nbytes = kind.shape(what.array), kind.nbytes(what.array)
             text = what.how.format(found.name(source) if source >= 0 else "outside of the model")
             self._computed.setdefault(source, []).append(_Computed(path, text, shape, nbytes))
+        self._derived: dict[int, list[_Computed]] = {}
+        for item, made in _derived(found):
+            self._derived.setdefault(item, []).append(made)
         found.forget()
         self._walk = found
 
@@ -126,6 +129,8 @@ class Ties:
         further: dict[int, dict[str, None]] = {}
         in_shared_part = False
         for item, node, position in found.repeats:
+            if _is_derived(found, node):
+                continue
             if found.records[item] is None:
                 further.setdefault(item, {})[str(found.place(node, position))] = None
             else:
@@ -137,7 +142,7 @@ class Ties:
 
     def _made_of(self, item: int) -> list[LeafReport]:
         """Returns the leaves that lasting ties compute of a leaf."""
-        computed = self._computed.get(item, ())
+        computed = [*self._computed.get(item, ()), *self._derived.get(item, ())]
         return [LeafReport(c.path, c.how, Layout.whole(c.shape)) for c in computed]
 
     def _told(self, position: int) -> tuple[tuple[int, ...], str, int, str]:
@@ -156,10 +161,10 @@ class Ties:
         for one in self._groups:
             members = [one] if isinstance(one, int) else one.cluster.members
             items = [self._walk.leaves[member] for member in members]
-            if len(items) > 1 or items[0] in self._further or items[0] in self._computed:
+            further = (self._further, self._computed, self._derived)
+            if len(items) > 1 or any(items[0] in places for places in further):
                 paths = [path for item in items for path in self._paths(item)]
-                computed = [leaf.path for item in items for leaf in self._computed.get(item, ())]
-                group = tuple(paths + computed)
+                group = (*paths, *(leaf.path for item in items for leaf in self._made_of(item)))
                 if len(group) > 1:
                     groups.append(group)
         return tuple(groups)
@@ -221,6 +226,21 @@ class Ties:
 
     def _repr_html_(self) -> str:
         return _html(self)
+
+
+def _is_derived(found: Walk, node: int) -> bool:
+    record = found.records[node] if node >= 0 else None
+    return record is not None and record.node.derived
+
+
+def _derived(found: Walk) -> Iterator[tuple[int, _Computed]]:
+    """Gives for each leaf that stands elsewhere what the model itself computes of it."""
+    for item, node, _ in found.repeats:
+        kind = kinds[type(found.objects[item])]
+        if _is_derived(found, node) and isinstance(kind, Library):
+            text = f"computed from {found.name(item)}"
+            array = found.objects[item]
+            yield item, _Computed(found.name(node), text, kind.shape(array), kind.nbytes(array))
 
 
 @steady()
@@ -297,6 +317,8 @@ def _report(report: Ties, one: Any) -> StorageReport:
         if storage.whole < 0:
             text += _overlap(storage, number)
         first, *rest = report._paths(reader.item)
+        if text and _is_derived(report._walk, report._walk.parents[reader.item]):
+            text = f"computed from {text}"
         leaves.append(LeafReport(first, text, reader.layout))
         alias = text or storage.name
         leaves += [LeafReport(path, alias, reader.layout) for path in rest]

@@ -152,7 +152,7 @@ class Walk:
         found = names[item]
         for item in reversed(below):
             step = self.step(parents[item], self.positions[item])
-            if step.kind != "inside":
+            if step.named:
                 name = step.name()
                 found = name if found is None else f"{found}.{name}"
             if self.records[item] is not None and len(found or "") < _SHORT:
@@ -247,6 +247,7 @@ class _Walker:
         self.stack: list[tuple[Record, Iterator[tuple[int, Any]]]] = []
         self.entered: set[int] = set()
         self.back: list[Record] = []
+        self.derived: list[Record] = []
 
     def run(self, model: Any) -> Walk:
         out = self.out
@@ -255,6 +256,7 @@ class _Walker:
         self.go_down(0)
         out.finished.pop()  # the one above the root
         out.root = top.holes[0][1] if top.holes else STATIC
+        self.follow_derived()
         self.follow_back()
         return out
 
@@ -267,6 +269,16 @@ class _Walker:
                 stack.pop()
                 self.entered.discard(record.item)
                 self.out.finished.append(record.item)
+
+    def follow_derived(self) -> None:
+        """Goes into what is computed, which was left for the end."""
+        if not self.derived:
+            return
+        for record in self.derived:  # grows as it is gone through
+            self.entered.add(record.item)
+            self.stack.append((record, enumerate(record.values)))
+            self.go_down(0)
+        self.out.finished = _children_first(self.out)
 
     def follow_back(self) -> None:
         """Ties references to the items that they refer to, if the walk has met those."""
@@ -354,8 +366,8 @@ class _Walker:
         out.parents.append(parent)
         out.positions.append(position)
         out.records.append(record)
-        if node.back:
-            self.back.append(record)
+        if node.back or node.derived:
+            (self.back if node.back else self.derived).append(record)
             return item
         self.entered.add(item)
         self.stack.append((record, enumerate(record.values)))
@@ -367,3 +379,27 @@ class _Walker:
         if found is not None:
             opened = tuple(found), list(found.values()), None
             self.out.extras.append((leaf, self.enter(Extras(found), EXTRAS, opened, leaf, 0)))
+
+
+def _children_first(found: Walk) -> list[int]:
+    """Returns the nodes of a walk, each behind its children."""
+    below = {
+        item: [child for _, child in record.holes if found.records[child] is not None]
+        for item in found.finished
+        if (record := found.records[item]) is not None
+    }
+    ordered: list[int] = []
+    seen: set[int] = set()
+    for first in found.finished:
+        stack = [(first, iter(below[first]))] if first not in seen else []
+        seen.add(first)
+        while stack:
+            item, children = stack[-1]
+            child = next((c for c in children if c not in seen and c in below), None)
+            if child is None:
+                ordered.append(item)
+                stack.pop()
+            else:
+                seen.add(child)
+                stack.append((child, iter(below[child])))
+    return ordered
