@@ -129,10 +129,10 @@ def test_training_is_training_with_hand_summed_gradients(name: str, rule: str) -
     case, made = CASES[name], RULES[rule]
     bundle = case.bundle()
     w, bias = bundle.storages.values()
-    (w, bias), losses = expected(case.kind, (w.reshape(case.kind.shape), bias), made)
+    (w, bias), losses = expected(case.kind, (w, bias), made)
     after, ours = trained(step_of(case, lambda b: b, made.optax), bundle, made.optax)
     moved, moved_bias = after.storages.values()
-    np.testing.assert_allclose(moved, w.reshape(moved.shape), rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(moved, w, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(moved_bias, bias, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(ours, losses, rtol=2e-4)
     assert losses[-1] < 0.8 * losses[0]
@@ -153,7 +153,7 @@ def test_without_the_tie_training_ends_elsewhere(kind: str) -> None:
     optimizer = Sgd.optax
     after, _ = trained(step_of(case, lambda m: m, optimizer), untied, optimizer)
     w, bias = case.bundle().storages.values()
-    (w, _), _ = expected(case.kind, (w.reshape(case.kind.shape), bias), Sgd)
+    (w, _), _ = expected(case.kind, (w, bias), Sgd)
     assert not np.allclose(after["first"]["w"], case.kind.first(w), atol=1e-2)
     assert not np.allclose(after["second"], case.kind.second(w), atol=1e-2)
 
@@ -165,8 +165,8 @@ def test_gradients_that_come_one_for_each_path_are_summed_by_accumulate(kind: st
     plain = case.bundle().model
     partial = jax.grad(lambda m: jnp.mean((case.call(m, X) - TARGET) ** 2))(plain)
     w, bias = (np.asarray(x, np.float64) for x in case.bundle().storages.values())
-    _, parts = uses(case.kind, w.reshape(case.kind.shape), bias)
+    _, parts = uses(case.kind, w, bias)
     total, dbias = summed(case.kind, parts)
     ours = list(tied.accumulate(model, partial, convention="partial").values())
-    np.testing.assert_allclose(ours[0], total.reshape(ours[0].shape), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(ours[0], total, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(ours[1], dbias, rtol=1e-4, atol=1e-6)
