@@ -27,6 +27,7 @@ ORDER = """
     tied.arrays.numpy
     tied.arrays.tensors
     tied.arrays.torch
+    tied.arrays.moves
     tied.arrays.jax
     tied.arrays.lazy
     tied.arrays.opaque
@@ -56,6 +57,8 @@ ORDER = """
     tied._match
     tied._map
     tied._graft
+    tied._write
+    tied._requests
     tied._lazy
     tied._vector
     tied._gradient

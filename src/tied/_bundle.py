@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tied import arrays
+from tied._errors import MergeError, TiedError
 from tied._node import Node, Opened, declare
 from tied._path import Step
+from tied._requests import Requests
 from tied._skeleton import Skeleton, split
+from tied._storage import storages
+from tied._walk import walk
+from tied._write import written
 
 
 class Bundle:
@@ -48,19 +54,89 @@ class Bundle:
 
     @property
     def model(self) -> Any:
-        """The model over these storages, with plain arrays as leaves."""
+        """The model over these storages, with plain arrays as leaves.
+
+        Raises:
+            MergeError: The storages are no arrays of the skeleton's shapes: they are stacked (then
+                `jax.vmap` and `jax.lax.scan` give a bundle that has a model), or placeholders.
+        """
         if self._model is None:
-            object.__setattr__(self, "_model", self.skeleton.merge(self.storages, plain=True))
+            object.__setattr__(self, "_model", self._merged())
         return self._model
+
+    def _merged(self) -> Any:
+        try:
+            return self.skeleton.merge(self.storages, plain=True)
+        except MergeError as error:
+            hint = (
+                "Read a bundle of stacked storages inside jax.vmap or jax.lax.scan; put other"
+                f' values into one with bundle.set("{self.skeleton.names[0]}", value)'
+            )
+            facts, paths = error.facts, error.paths
+            raise MergeError(error.message, facts=facts, hint=hint, paths=paths) from error
+
+    def set(self, path: str, value: Any) -> Bundle:
+        """Returns a bundle in which an array has other values, and all that is tied to it too.
+
+        Args:
+            path: Any name of the array, as in the model: `"decoder.kernel"`, also where that reads
+                an encoder's kernel.
+            value: An array of that array's shape and dtype.
+
+        Raises:
+            PathError: There is no array of that name.
+            TieError: The shape or dtype is another one, or the array is computed from others or
+                reads an element twice, so that it can't be written through.
+
+        >>> import jax.numpy as jnp, tied
+        >>> W = jnp.ones((2, 3))
+        >>> bundle = tied.Bundle({"enc": W, "dec": tied.transpose(W)})
+        >>> bundle.set("dec", jnp.arange(6.0).reshape(3, 2))["enc"].tolist()
+        [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]
+        """
+        found = walk(self.skeleton.merge(self.storages), extras=True)
+        number, array = written(found, path, value)
+        return _revive(self.skeleton, {**self.storages, self.skeleton.names[number]: array})
+
+    def axes(self, wanted: Mapping[str, int | None], default: int | None = None) -> Bundle:
+        """Returns a bundle of axes, for `in_axes` and `out_axes` of `jax.vmap` over stacked ones.
+
+        Args:
+            wanted: The axis, or None, for each glob on names of arrays; any name of an array
+                counts. The first glob that fits a name is taken for it.
+            default: The axis of storages for which nothing is asked.
+
+        Raises:
+            PathError: A glob fits no name.
+            TieError: Two names of one storage ask for different axes.
+
+        >>> import jax.numpy as jnp, tied
+        >>> W = jnp.ones((2, 3))
+        >>> bundle = tied.Bundle({"enc": W, "dec": tied.transpose(W), "bias": jnp.ones(3)})
+        >>> bundle.axes({"dec": 0}).storages
+        {'enc': 0, 'bias': None}
+        """
+        import jax
+
+        abstract: Any = jax.ShapeDtypeStruct
+        shapes = {s.name: abstract(s.shape, "float32") for s in self.skeleton.storages}
+        found = walk(self.skeleton.merge(shapes), extras=True)
+        asked = Requests(found, wanted, "axes")
+        axes = [asked.of(storage, default) for storage, _ in storages(found)]
+        return _revive(self.skeleton, dict(zip(self.skeleton.names, axes, strict=True)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in (*Bundle.__slots__, "model"):
             raise AttributeError(name)
-        return getattr(self.model, name)
+        try:
+            model = self.model
+        except TiedError as error:
+            raise AttributeError(f"this bundle has no {name}: {error}", name=name) from error
+        return getattr(model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(
-            f"a Bundle can't be changed in place ({name}); make a new one: tied.Bundle(model)"
+            f"a Bundle can't be changed in place ({name}); make a new one: bundle.set(name, value)"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,6 +194,7 @@ def _register() -> None:
         return
     _done.append(True)
     import jax
+    import jax.export
 
     def flatten(bundle: Bundle) -> tuple[tuple[Any, ...], Skeleton]:
         return tuple(bundle.storages.values()), bundle.skeleton
@@ -130,3 +207,9 @@ def _register() -> None:
         return _revive(skeleton, dict(zip(skeleton.names, children, strict=True)))
 
     jax.tree_util.register_pytree_with_keys(Bundle, flatten_with_keys, unflatten, flatten)
+    jax.export.register_pytree_node_serialization(
+        Bundle,
+        serialized_name="tied.Bundle",
+        serialize_auxdata=pickle.dumps,
+        deserialize_auxdata=pickle.loads,
+    )

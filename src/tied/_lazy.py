@@ -10,6 +10,7 @@ from tied._errors import TiedError
 from tied._layout import Layout
 from tied._structured import Derived
 from tied.arrays.computed import Computed
+from tied.arrays.library import Library
 from tied.arrays.view import View
 
 
@@ -18,8 +19,8 @@ def view(a: Any, fn: Callable[[Any], Any]) -> Any:
 
     Args:
         a: An array of NumPy, PyTorch or JAX, or a `View`.
-        fn: Takes an array and returns a view of it: `lambda W: W[1:3]`. It is tried on a NumPy
-            stand-in for JAX. If it computes instead, the result is a `Derived`.
+        fn: Takes an array and returns a view of it: `lambda W: W[1:3]`, `jnp.flip`. If it computes
+            instead, the result is a `Derived`; in JAX that is so for `W.real` too.
 
     Returns:
         NumPy and PyTorch: the view itself, which shares the memory of `a` (in PyTorch it also
@@ -32,8 +33,12 @@ def view(a: Any, fn: Callable[[Any], Any]) -> Any:
     True
     """
     if isinstance(a, View):
-        layout = a.layout.then(fn, dtype=_dtype(a))
-        return Derived(a, fn) if layout is None else View(a.base, layout, a.base_shape)
+        owner = arrays.library_for(type(a.base))
+        assert owner is not None
+        layout = a.layout.then(owner.of_numpy(fn, a), dtype=_dtype(a))
+        if layout is None or _rereads(owner, layout):
+            return Derived(a, fn)
+        return View(a.base, layout, a.base_shape)
     library = arrays.library_for(type(a))
     if library is None:
         if isinstance(a, Computed):
@@ -41,12 +46,17 @@ def view(a: Any, fn: Callable[[Any], Any]) -> Any:
         raise TiedError(f"{type(a).__name__} is no array", hint="Give an array or a tied.View")
     if library.name == "torch":
         return _torch_view(a, fn)
-    layout = Layout.of(fn, tuple(a.shape), dtype=_dtype(a))
-    if layout is None:
+    layout = Layout.of(library.of_numpy(fn, a), tuple(a.shape), dtype=_dtype(a))
+    if layout is None or _rereads(library, layout):
         return Derived(a, fn)
     if library.strided and not (layout.conj or layout.neg):
         return fn(a)
     return View(a, layout)
+
+
+def _rereads(library: Library, layout: Layout) -> bool:
+    """Returns whether a layout reads bits as another dtype where the library has no such view."""
+    return layout.dtype is not None and not library.strided
 
 
 def _dtype(a: Any) -> str | None:

@@ -30,13 +30,14 @@ class Skeleton:
 
     Attributes:
         names: The names of the storages, in walk order.
+        storages: What each of them is and who reads it; no arrays.
     """
 
-    __slots__ = ("_hash", "_plan", "_storages", "names")
+    __slots__ = ("_hash", "_plan", "names", "storages")
 
     def __init__(self, plan: Plan, found: tuple[Storage, ...]) -> None:
         self._plan = plan
-        self._storages = found
+        self.storages = found
         self._hash: int | None = None
         self.names = tuple(storage.name for storage in found)
 
@@ -60,7 +61,7 @@ class Skeleton:
         """
         given = self._gathered(parts)
         items: list[Any] = [None] * self._plan.count
-        for storage in self._storages:
+        for storage in self.storages:
             name, library, shape, _, _, whole, readers = storage
             array = given[name]
             kind = kinds[type(array)]
@@ -129,7 +130,7 @@ class Skeleton:
         if self._hash is None:
             import hashlib  # loads OpenSSL, which nothing else here needs
 
-            text = "\n".join(_outline(self._plan, self._storages))
+            text = "\n".join(_outline(self._plan, self.storages))
             digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
             self._hash = int.from_bytes(digest, "big")
         return self._hash
@@ -139,7 +140,7 @@ class Skeleton:
             return True
         if not isinstance(other, Skeleton) or hash(self) != hash(other):
             return False
-        return self._storages == other._storages and same_plan(self._plan, other._plan)
+        return self.storages == other.storages and same_plan(self._plan, other._plan)
 
     def __reduce__(self) -> Any:
         plan = self._plan
@@ -156,7 +157,7 @@ class Skeleton:
             for r in plan.records
         ]
         return _revive, (rows, plan.count, plan.root, plan.model, plan.cyclic, plan.hung,
-                         self._storages)  # fmt: skip
+                         self.storages)  # fmt: skip
 
     def __repr__(self) -> str:
         kind = "model" if self._plan.root == STATIC else _root_name(self._plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from tied._errors import DeviceError, DtypeError, TieError
 from tied._layout import Layout
 from tied._steps import Step, apply_steps
+from tied.arrays import moves
 from tied.arrays.library import KEEP_OUT, NO_HALVES, Geometry, Library, Place, Span
 from tied.arrays.view import View
 
@@ -155,6 +156,13 @@ class Jax(Library):
     def scatter(self, shape: tuple[int, ...], layout: Layout, values: Any) -> Any:
         flat = jnp.zeros(math.prod(shape), values.dtype)
         return flat.at[layout.index().reshape(-1)].add(values.reshape(-1)).reshape(shape)
+
+    def of_numpy(self, function: Callable[[Any], Any], x: Any) -> Callable[[Any], Any]:
+        return moves.of_numpy(function, x)
+
+    def put(self, x: Any, layout: Layout, values: Any) -> Any:
+        index = layout.index().reshape(-1)
+        return x.reshape(-1).at[index].set(values.reshape(-1)).reshape(x.shape)
 
     def concatenate(self, arrays: Sequence[Any]) -> Any:
         return jnp.concatenate([x.reshape(-1) for x in arrays] or [jnp.zeros(0)])

@@ -6,7 +6,7 @@ and name it in `tied.arrays`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -288,6 +288,14 @@ class Library:
 
     def scatter(self, shape: tuple[int, ...], layout: Layout, values: Any) -> Any:
         """Returns an array of `shape`, 0 but for `values`, each added where `layout` reads it."""
+        raise NotImplementedError
+
+    def of_numpy(self, function: Callable[[Any], Any], x: Any) -> Callable[[Any], Any]:
+        """Returns what reads of a NumPy array what `function` reads of `x`, if it only reads."""
+        return function
+
+    def put(self, x: Any, layout: Layout, values: Any) -> Any:
+        """Returns a copy of `x` (its elements in C order) with `values` where `layout` reads it."""
         raise NotImplementedError
 
     def concatenate(self, arrays: Sequence[Any]) -> Any:

@@ -204,6 +204,11 @@ class NumPy(Library):
         np.add.at(flat, layout.index().reshape(-1), values.reshape(-1))
         return flat.reshape(shape)
 
+    def put(self, x: Any, layout: Layout, values: Any) -> Any:
+        flat = np.array(x).reshape(-1)
+        flat[layout.index().reshape(-1)] = values.reshape(-1)
+        return flat.reshape(x.shape)
+
     def concatenate(self, arrays: Sequence[Any]) -> Any:
         return np.concatenate([np.asarray(x).reshape(-1) for x in arrays] or [np.zeros(0)])
 
