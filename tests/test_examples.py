@@ -85,3 +85,23 @@ def test_digits_needs_a_half_way(tmp_path):
     assert done.returncode == 2
     assert "--epochs has to be even" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_language_model():
+    """The tied model has one matrix less than the untied one, and what it writes is text."""
+    done = run("examples/language_model.py", "--steps", 10)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == "  head.kernel = embed.weight.T"
+    rows = {
+        line.split()[0]: line.split()[1:]
+        for line in done.stdout.splitlines()
+        if line.startswith(("tied ", "untied ")) and "step" not in line
+    }
+    assert [count for count, _ in rows.values()] == ["111,872", "120,064"]
+    assert rows["tied"][1] != rows["untied"][1]
+    assert all(3 < float(bits) < 7 for _, bits in rows.values())
+    training = [line.split() for line in done.stdout.splitlines() if " step " in line]
+    assert [(name, int(count)) for name, _, count, *_ in training] == [
+        (name, count) for name in ("tied", "untied") for count in (2, 4, 6, 8, 10)
+    ]
+    assert "goes on after 'def ':\n\ndef " in done.stdout
