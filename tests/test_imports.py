@@ -28,6 +28,7 @@ ORDER = """
     tied.arrays.tensors
     tied.arrays.torch
     tied.arrays.moves
+    tied.arrays.sharding
     tied.arrays.jax
     tied.arrays.lazy
     tied.arrays.opaque
@@ -56,15 +57,18 @@ ORDER = """
     tied._skeleton
     tied._match
     tied._map
+    tied._requests
+    tied._cast
+    tied._move
     tied._graft
     tied._write
-    tied._requests
     tied._lazy
     tied._vector
     tied._gradient
     tied._ties
     tied._compare
     tied._bundle
+    tied._donation
     tied.layers
     tied._torch
     tied._torch.views
@@ -85,9 +89,9 @@ ORDER = """
 HEAVY = "torch jax flax equinox scipy safetensors ml_dtypes".split()
 
 PUBLIC = """
-    accumulate adjoint bf16 cast check compare copy cpu diagonal empty f16 f32 f64 gpu leaf map
-    merge node permute ravel register shares span split tie ties to transpose untie view
-    watch
+    accumulate adjoint bf16 cast check check_donation compare copy cpu diagonal empty f16 f32 f64
+    gpu leaf map merge node permute ravel register shares span split tie ties to transpose untie
+    view watch
     Adoption Bidiagonal Bundle Cholesky Comparison Derived Diagonal Hermitian Layout LeafReport
     LowerTriangular Path Skeleton Span StorageReport Symmetric TieChange Ties Tridiagonal
     UpperTriangular View

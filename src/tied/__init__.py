@@ -4,7 +4,9 @@ import importlib
 from typing import Any
 
 from tied._bundle import Bundle
+from tied._cast import bf16, cast, f16, f32, f64
 from tied._compare import Comparison, TieChange, check, compare, watch
+from tied._donation import check_donation
 from tied._errors import (
     ConventionError,
     DeviceError,
@@ -25,7 +27,8 @@ from tied._errors import (
 from tied._gradient import accumulate
 from tied._layout import Layout
 from tied._lazy import adjoint, diagonal, permute, transpose, view
-from tied._map import bf16, cast, copy, cpu, empty, f16, f32, f64, gpu, map, to
+from tied._map import copy, map
+from tied._move import cpu, empty, gpu, to
 from tied._node import leaf, node, register
 from tied._path import Path
 from tied._skeleton import Skeleton, merge, split
@@ -91,6 +94,7 @@ __all__ = [
     "bf16",
     "cast",
     "check",
+    "check_donation",
     "compare",
     "copy",
     "cpu",

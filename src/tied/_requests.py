@@ -71,12 +71,14 @@ class Requests:
             if seen != first:
                 raise TieError(
                     f"two names of one storage ask for different {self.what}",
-                    facts=[(one, _shown(mine)), (other, _shown(its))],
+                    facts=[(one, _shown(mine, first)), (other, _shown(its, seen))],
                     hint="They are one array: ask the same of both, or only of one",
                     paths=[one, other],
                 )
         return first
 
 
-def _shown(request: Any) -> str:
-    return request if isinstance(request, str) else repr(request)
+def _shown(request: Any, of_storage: Any) -> str:
+    """Returns a request, and what it asks of the storage where that is something else."""
+    own, seen = (str(getattr(x, "spec", x)) for x in (request, of_storage))
+    return own if own == seen else f"{own}, so {seen} of the storage"

@@ -145,8 +145,7 @@ def _compare(own: Any, value: Any, target: str, sources: Sequence[str]) -> None:
         ("shape", tuple(own.shape), tuple(value.shape)),
         ("dtype", str(own.dtype), str(value.dtype)),
     ]
-    if not isinstance(value, Derived):
-        told.append(("device", _device(own), _device(value)))
+    told += _whereabouts(own, value)
     facts = [
         (label, f"{target} has {mine}, {sources[0]} gives {its}")
         for label, mine, its in told
@@ -161,10 +160,19 @@ def _compare(own: Any, value: Any, target: str, sources: Sequence[str]) -> None:
         )
 
 
-def _device(x: Any) -> str:
-    """Returns where an array is; arrays that JAX may still move say nothing."""
-    base = x.base if isinstance(x, View) else x
-    return library_of(base).device(base) if getattr(base, "committed", False) else ""
+def _whereabouts(own: Any, value: Any) -> list[tuple[str, str, str]]:
+    """Returns where a target is and where it would be, if both were put somewhere on purpose."""
+    base = value.base if isinstance(value, View) else value
+    if not (getattr(own, "committed", False) and getattr(base, "committed", False)):
+        return []
+    library, shape = library_of(base), tuple(base.shape)
+    devices = library.device(own), library.device(base)
+    if devices[0] != devices[1]:
+        return [("device", *devices)]
+    asked = library.through(own.sharding, value.layout if value is not base else None, shape)
+    there = library.through(base.sharding, None, shape)
+    mine, its = (str(getattr(x, "spec", "")) for x in (asked, there))
+    return [("sharding", mine, its)]
 
 
 def _computing(found: Walk, spot: Spot) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tied._map import to
+from tied._move import to
 
 Array = Any
 """An array of NumPy, PyTorch or JAX, or a `tied.View` of one."""

@@ -13,7 +13,7 @@ import numpy as np
 from tied._errors import DeviceError, DtypeError, TieError
 from tied._layout import Layout
 from tied._steps import Step, apply_steps
-from tied.arrays import moves
+from tied.arrays import moves, sharding
 from tied.arrays.library import KEEP_OUT, NO_HALVES, Geometry, Library, Place, Span
 from tied.arrays.view import View
 
@@ -173,6 +173,8 @@ class Jax(Library):
         return (x.real if real else x).astype(wanted)
 
     def target(self, device: Any) -> Any:
+        if isinstance(device, jax.sharding.PartitionSpec):
+            return sharding.named(device)
         if isinstance(device, (jax.Device, jax.sharding.Sharding)):
             return device
         if not isinstance(device, str):
@@ -185,6 +187,9 @@ class Jax(Library):
         except (RuntimeError, IndexError):
             return None
 
+    def through(self, target: Any, layout: Layout | None, shape: tuple[int, ...]) -> Any:
+        return sharding.of_storage(target, layout, shape)
+
     def move(self, x: Any, target: Any) -> Any:
         if isinstance(x, jax.ShapeDtypeStruct):
             return _updated(x, sharding=_as_sharding(target))
@@ -192,6 +197,7 @@ class Jax(Library):
             return jax.device_put(x, target)
         if x.sharding == _as_sharding(target):
             return x
+        sharding.must_fit(target, x.ndim)
         try:
             return jax.device_put(x, target)
         except ValueError as error:

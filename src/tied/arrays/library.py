@@ -310,6 +310,10 @@ class Library:
         """Returns `device` as this library's own object; `None` if it means nothing here."""
         raise NotImplementedError
 
+    def through(self, target: Any, layout: Layout | None, shape: tuple[int, ...]) -> Any:
+        """Returns where a storage of `shape` is to be, if what reads it so is to be on `target`."""
+        return target
+
     def move(self, x: Any, target: Any) -> Any:
         """Returns `x` on `target`; `x` itself if it is there."""
         raise NotImplementedError

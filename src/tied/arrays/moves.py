@@ -20,7 +20,8 @@ def of_numpy(function: Function, x: Any) -> Function:
     be looked at, but its jaxpr can. A function that JAX can't trace is written for NumPy, and returned
     as it is.
     """
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    abstract: Any = jax.ShapeDtypeStruct
+    like = abstract(x.shape, x.dtype)
     try:
         program = jax.make_jaxpr(lambda a: plain(function(a)))(like).jaxpr
     except _PROBLEMS:
