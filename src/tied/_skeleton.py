@@ -76,6 +76,7 @@ class Skeleton:
                 items[item] = leaf
         if plain:
             items = [_unlazy(x) for x in items]
+            self._refuse_placeholders(given)
         return self._plan.build(
             items, lambda leaf, extras: attach_to(items, leaf, extras), plain=plain
         )
@@ -113,18 +114,21 @@ class Skeleton:
             paths=[*missing, *unknown],
         )
 
+    def _refuse_placeholders(self, given: Mapping[str, Any]) -> None:
+        """Raises where something is computed, but not of arrays."""
+        if any(record.node.derived for record in self._plan.records):
+            for storage in self.storages:
+                kind = kinds[type(given[storage.name])]
+                if not isinstance(kind, Library) or kind.name == "opaque":
+                    raise _no_array(storage, given[storage.name])
+
     def _refuse(self, storage: Storage, array: Any) -> None:
         """Raises for what is no array; JAX and others put placeholders there, which pass."""
         if storage.plain and not isinstance(array, _NEVER):
             return
         if isinstance(array, np.generic):
             return
-        raise MergeError(
-            f"a storage must be an array: {storage.name or 'the model'}",
-            facts=[("given", "None" if array is None else type(array).__name__)],
-            hint="Give the array that split gave, or one of the same shape",
-            paths=[storage.name],
-        )
+        raise _no_array(storage, array)
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -165,6 +169,15 @@ class Skeleton:
 
 
 _NEVER = (int, float, complex, str, bytes, list, tuple, dict, set)
+
+
+def _no_array(storage: Storage, array: Any) -> MergeError:
+    return MergeError(
+        f"a storage must be an array: {storage.name or 'the model'}",
+        facts=[("given", "None" if array is None else type(array).__name__)],
+        hint="Give the array that split gave, or one of the same shape",
+        paths=[storage.name],
+    )
 
 
 def _misshaped(storage: Storage, shape: tuple[int, ...]) -> MergeError:

@@ -40,10 +40,12 @@ def written(found: Walk, name: str, value: Any) -> tuple[int, Any]:
                 if reader.layout is None:
                     return number, value
                 return number, _through(storage, reader, library, array, value)
+    record = found.records[item]
+    sources = [] if record is None else [found.name(child) for _, child in record.holes]
     raise TieError(
-        f"{name} is computed and can't be written to",
-        hint="Write to what it is computed of",
-        paths=[name],
+        f"{name} is computed from {', '.join(sources)} and can't be written to",
+        hint=f'Write to what it is computed from: bundle.set("{sources[0]}", value)',
+        paths=[name, *sources],
     )
 
 
