@@ -187,7 +187,9 @@ def _computing(found: Walk, spot: Spot) -> list[str]:
 def _refuse_source(
     found: Walk, spot: Spot, name: str, others: dict[str, int], computing: list[str]
 ) -> None:
-    """Raises for an array that others are computed from."""
+    """Raises for an array that others are computed from, and that stands nowhere else."""
+    if spot.item in others.values():
+        return
     readers = [path for path, item in others.items() if isinstance(found.objects[item], View)]
     readers += computing
     if readers:
