@@ -33,6 +33,12 @@ def tie_one(
     model: Any, targets: Sequence[str], sources: Sequence[str], view: Reading | None
 ) -> Bundle:
     """Returns the bundle of a model in which some arrays read another: see `tied.tie`."""
+    if view is None and len(sources) > 1:
+        raise TieError(
+            f"{', '.join(targets)} needs a view to read {len(sources)} sources",
+            hint="Give a function of so many arrays: view=lambda a, b: a @ b",
+            paths=[*sources, *targets],
+        )
     found = taken_apart(_checked(model), "warn")
     spots = [find(found, name) for name in sources]
     values = {}
@@ -88,10 +94,9 @@ def _foreign(model: Any) -> list[tuple[str, str]]:
 def _value(found: Walk, spots: list[Spot], view: Reading | None) -> Any:
     """Returns what a target is to be: the source itself, a `View` of it, or what is computed."""
     parts = [found.objects[spot.item] for spot in spots]
-    if len(parts) > 1:
-        assert view is not None
-        return Derived(tuple(parts), view)
-    return parts[0] if view is None else read_as(parts[0], view)
+    if view is None:
+        return parts[0]
+    return Derived(tuple(parts), view) if len(parts) > 1 else read_as(parts[0], view)
 
 
 def _reads(found: Walk, spot: Spot, spots: list[Spot], value: Any) -> bool:
