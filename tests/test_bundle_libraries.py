@@ -157,7 +157,7 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformationExtraArgs]] = {
 }  # fmt: skip
 
 
-def trained(net: Net, p: Any, optimizer: Any, steps: int = 5) -> Any:
+def trained(net: Net, p: Any, optimizer: Any, steps: int = 4) -> Any:
     def loss(p: Any) -> Any:
         return loss_of(net)(p, X)
 
