@@ -82,6 +82,21 @@ ORDER = """
     tied._torch.adopt
     tied.torch
     tied.jax
+    tied._nnx
+    tied._nnx.facts
+    tied._nnx.mapped
+    tied._nnx.through
+    tied._nnx.marks
+    tied._nnx.reads
+    tied._nnx.variable
+    tied._nnx.reading
+    tied._nnx.places
+    tied._nnx.nodes
+    tied._nnx.checks
+    tied._nnx.making
+    tied._nnx.adopt
+    tied._nnx.filters
+    tied.nnx
     tied._tie
     tied
 """.split()
@@ -222,5 +237,13 @@ def test_the_docs_describe_each_public_name() -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     described = [line.removeprefix("::: tied.") for line in lines if line.startswith(":::")]
     assert sorted(described) == sorted(
-        [*PUBLIC, "layers.Chain", "layers.Dense", "torch.load_state_dict"]
+        [
+            *PUBLIC,
+            "layers.Chain",
+            "layers.Dense",
+            "torch.load_state_dict",
+            "nnx.alias",
+            "nnx.state_axes",
+            "nnx.Tied",
+        ]
     )

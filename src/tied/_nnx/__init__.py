@@ -1,0 +1,1 @@
+"""Ties that last in Flax NNX modules."""

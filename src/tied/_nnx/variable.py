@@ -1,0 +1,93 @@
+"""The variable that stands for a tied one: it has no value of its own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from flax import nnx
+from flax.nnx import tracers
+
+from tied._errors import TieError
+from tied._nnx.facts import Tie
+from tied._nnx.reads import named, read, sources, write
+
+_trace_state: Any = tracers.TraceState
+
+
+class Tied(nnx.Variable[Any]):
+    """What a tie reads, as a variable: each look at it reads the source, each write writes there.
+
+    It is no `nnx.Param`: where a part of a model is handed over alone (`nnx.jit`, `nnx.remat` or
+    `nnx.grad` of `self.head`), the value that it reads goes along, and no optimizer or gradient by
+    `nnx.Param` takes that copy for a parameter.
+
+    NNX keeps values in `_raw_value`, which is a property here. A variable that a transform has made
+    anew of such a part has a value, which can't be changed: the change would be lost.
+    """
+
+    __slots__ = ("_tied_link", "_tied_value")
+
+    def _get_raw(self) -> Any:
+        link = _link(self)
+        return read(*link) if link is not None else self._tied_value
+
+    def _set_raw(self, value: Any) -> None:
+        link = _link(self)
+        if link is not None:
+            write(*link, value)
+        elif _unset(self):
+            object.__setattr__(self, "_tied_value", value)
+        elif value is not self._tied_value:
+            raise TieError(
+                "a tied variable can't be changed in a part of a model that was handed over alone",
+                hint="Hand over the whole model, or change the variable that it is computed from",
+            )
+
+    _raw_value = property(_get_raw, _set_raw)
+
+    def linked(self) -> tuple[Any, Tie] | None:
+        """Returns the module that knows the tie, and the tie; None for one with its own value."""
+        return _link(self)
+
+
+def _link(variable: Tied) -> tuple[Any, Tie] | None:
+    try:
+        link: tuple[Any, Tie] = object.__getattribute__(variable, "_tied_link")
+    except AttributeError:
+        return None
+    return link
+
+
+def _unset(variable: Tied) -> bool:
+    try:
+        object.__getattribute__(variable, "_tied_value")
+    except AttributeError:
+        return True
+    return False
+
+
+def derive(owner: Any, tie: Tie) -> Any:
+    """Returns what stands in the place of a target: a variable that reads, or the one module."""
+    if tie.kind is None:
+        return sources(owner, tie)[0]
+    made = object.__new__(Tied)
+    object.__setattr__(made, "_tied_link", (owner, tie))
+    object.__setattr__(made, "_var_metadata", _metadata(owner, tie))
+    object.__setattr__(made, "_trace_state", _trace_state())
+    return made
+
+
+def _metadata(owner: Any, tie: Tie) -> dict[str, Any]:
+    """Returns what NNX keeps along with a variable; the names of its axes are the source's."""
+    metadata = {**tie.metadata, "ref": False}
+    names = sources(owner, tie)[0].get_metadata().get("out_sharding")
+    if isinstance(names, (tuple, list)):  # a PartitionSpec is a tuple
+        with suppress(TieError):  # what can't be read says so when it is read
+            metadata["out_sharding"] = named(owner, tie, tuple(names))
+    return metadata
+
+
+def detached(variable: Any) -> Any:
+    """Returns a variable of the same value that is another object."""
+    return type(variable)._new(variable.get_raw_value(), variable.get_metadata())
