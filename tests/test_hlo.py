@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import tied
 
@@ -147,6 +148,38 @@ def by_path(net: Net, w: Any) -> Written:
     return bundle, lambda b, x: b(x)
 
 
+class NnxBank(nnx.Module):
+    """A module of NNX that also holds memory that neither weight is the whole of."""
+
+    def __init__(self, net: Net, w: Any) -> None:
+        self.bank = nnx.Param(w)
+        self.net = NnxPair(net, net.first(w), jnp.copy(net.read(w)))
+
+    def __call__(self, x: Any) -> Any:
+        return self.net(x)
+
+
+class NnxPair(nnx.Module):
+    def __init__(self, net: Net, a: Any, b: Any) -> None:
+        self.a, self.b, self.apply = nnx.Param(a), nnx.Param(b), net.apply
+
+    def __call__(self, x: Any) -> Any:
+        return self.apply(self.a[...], self.b[...], x)
+
+
+def nnx_by_path(net: Net, w: Any) -> Written:
+    """A module of NNX, tied in place, and its state."""
+    if net.first(w) is w:
+        model: Any = NnxPair(net, w, jnp.copy(net.read(w)))
+        tied.tie(model, "b", "a", None if net.read(w) is w else net.read)
+    else:
+        model = NnxBank(net, w)
+        tied.tie(model, "net.a", "bank", net.first)
+        tied.tie(model, "net.b", "bank", net.read)
+    graphdef, state = nnx.split(model)
+    return state, lambda state, x: nnx.merge(graphdef, state)(x)
+
+
 def by_hand(net: Net, w: Any) -> Written:
     return w, lambda w, x: net.apply(net.first(w), net.read(w), x)
 
@@ -162,6 +195,7 @@ STYLES: dict[str, Callable[[Net, Any], Written]] = {
     "skeleton_closed_over": closed_over,
     "views_in_the_model": views_in_the_model,
     "tied_by_path": by_path,
+    "nnx_tied_by_path": nnx_by_path,
     "by_hand": by_hand,
     "untied": untied,
 }
