@@ -29,7 +29,7 @@ class Bundle:
         model: Any object whose arrays JAX takes. Its storages are shared, not copied.
 
     Attributes:
-        storages: The dict from name to array.
+        storages: A dict from name to array, a new one each time.
         skeleton: The `Skeleton`.
         model: The merged model.
 
@@ -41,16 +41,21 @@ class Bundle:
     (1, 5.0)
     """
 
-    __slots__ = ("__weakref__", "_model", "skeleton", "storages")
+    __slots__ = ("__weakref__", "_model", "_storages", "skeleton")
 
     skeleton: Skeleton
-    storages: dict[str, Any]
+    _storages: dict[str, Any]
 
     def __init__(self, model: Any) -> None:
         arrays.load("jax")
         _register()
         skeleton, storages = split(model)
         _set(self, skeleton, storages)
+
+    @property
+    def storages(self) -> dict[str, Any]:
+        """The storages by name: a dict of its own, as some savers write into what they are given."""
+        return dict(self._storages)
 
     @property
     def model(self) -> Any:
@@ -66,7 +71,7 @@ class Bundle:
 
     def _merged(self) -> Any:
         try:
-            return self.skeleton.merge(self.storages, plain=True)
+            return self.skeleton.merge(self._storages, plain=True)
         except MergeError as error:
             hint = (
                 "Read a bundle of stacked storages inside jax.vmap or jax.lax.scan; put other"
@@ -94,9 +99,9 @@ class Bundle:
         >>> bundle.set("dec", jnp.arange(6.0).reshape(3, 2))["enc"].tolist()
         [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]
         """
-        found = walk(self.skeleton.merge(self.storages), extras=True)
+        found = walk(self.skeleton.merge(self._storages), extras=True)
         number, array = written(found, path, value)
-        return _revive(self.skeleton, {**self.storages, self.skeleton.names[number]: array})
+        return _revive(self.skeleton, {**self._storages, self.skeleton.names[number]: array})
 
     def axes(self, wanted: Mapping[str, int | None], default: int | None = None) -> Bundle:
         """Returns a bundle of axes, for `in_axes` and `out_axes` of `jax.vmap` over stacked ones.
@@ -155,15 +160,15 @@ class Bundle:
         return item in self.model
 
     def __repr__(self) -> str:
-        return f"Bundle({', '.join(self.storages)})"
+        return f"Bundle({', '.join(self._storages)})"
 
     def __reduce__(self) -> Any:
-        return _revive, (self.skeleton, self.storages)
+        return _revive, (self.skeleton, self._storages)
 
 
 def _set(bundle: Bundle, skeleton: Skeleton, storages: dict[str, Any]) -> None:
     object.__setattr__(bundle, "skeleton", skeleton)
-    object.__setattr__(bundle, "storages", storages)
+    object.__setattr__(bundle, "_storages", storages)
     object.__setattr__(bundle, "_model", None)
 
 
@@ -178,7 +183,7 @@ class BundleNode(Node):
     """A bundle is its model to a walk, so that it is reported, cast and moved as that."""
 
     def open(self, x: Bundle) -> Opened:
-        return (Step("inside", "model"),), [x.skeleton.merge(x.storages)], None
+        return (Step("inside", "model"),), [x.skeleton.merge(x._storages)], None
 
     def build(self, cls: type, keys: Sequence[Any], values: list[Any], static: Any) -> Any:
         return Bundle(values[0])
@@ -197,10 +202,10 @@ def _register() -> None:
     import jax.export
 
     def flatten(bundle: Bundle) -> tuple[tuple[Any, ...], Skeleton]:
-        return tuple(bundle.storages.values()), bundle.skeleton
+        return tuple(bundle._storages.values()), bundle.skeleton
 
     def flatten_with_keys(bundle: Bundle) -> Any:
-        pairs = [(jax.tree_util.DictKey(name), x) for name, x in bundle.storages.items()]
+        pairs = [(jax.tree_util.DictKey(name), x) for name, x in bundle._storages.items()]
         return pairs, bundle.skeleton
 
     def unflatten(skeleton: Skeleton, children: Any) -> Bundle:
