@@ -54,7 +54,7 @@ class Bundle:
 
     @property
     def storages(self) -> dict[str, Any]:
-        """The storages by name: a dict of its own, as some savers write into what they are given."""
+        """The storages by name: a dict of its own, as some savers write into theirs."""
         return dict(self._storages)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from tied import arrays
 from tied._node import Kind
 from tied.nodes.objects import CLOSED, OBJECT
 from tied.nodes.registries import JAX
@@ -19,6 +20,8 @@ def find(cls: type) -> tuple[bool, Kind]:
         return True, OBJECT
     if cls.__module__.partition(".")[0] not in ("jax", "jaxlib"):
         return False, None
+    if issubclass(cls, jax.Ref):
+        return True, arrays.load("opaque")  # an array that is written to: one leaf, by identity
     if jax.tree_util.default_registry.is_node(cls):
         return True, JAX
     return True, CLOSED if hasattr(cls, "__call__") else None  # noqa: B004 (asks the class)
