@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import hijax
 
 from tied._errors import DeviceError, DtypeError, TieError
 from tied._layout import Layout
 from tied._steps import Step, apply_steps
 from tied.arrays import moves, sharding
 from tied.arrays.library import KEEP_OUT, NO_HALVES, Geometry, Library, Place, Span
-from tied.arrays.view import View
+from tied.arrays.view import View, mapped_over
 
 _config: Any = jax.config
 _WIDE = ("float64", "complex128", "int64", "uint64")
@@ -240,24 +242,78 @@ def _device_name(device: Any) -> str:
     return f"{device.platform}:{device.id}"
 
 
-def _unflatten_view(static: tuple[Layout, tuple[int, ...]], children: Any) -> View:
-    layout, base_shape = static
+class Reading:
+    """The static part of a `View`: what it reads, quick to hash and to compare.
+
+    Its repr is what JAX's errors about structures print, so it says what to type.
+    """
+
+    __slots__ = ("_hash", "base_shape", "layout")
+
+    def __init__(self, layout: Layout, base_shape: tuple[int, ...]) -> None:
+        self.layout = layout
+        self.base_shape = base_shape
+        self._hash = hash((layout, base_shape))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Reading):
+            return NotImplemented
+        return (self.layout, self.base_shape) == (other.layout, other.base_shape)
+
+    def __reduce__(self) -> Any:
+        return Reading, (self.layout, self.base_shape)
+
+    def __repr__(self) -> str:
+        reads = self.layout.describe(self.base_shape, "base")
+        return f"{reads}; v.array() is a plain array, tied.Bundle(model) a pytree of plain arrays"
+
+
+_reading = lru_cache(maxsize=4096)(Reading)
+
+
+def _flatten_view(x: View) -> tuple[tuple[Any, ...], Reading]:
+    return (x.base,), _reading(x.layout, x.base_shape)
+
+
+def _flatten_view_with_keys(x: View) -> Any:
+    return ((_BASE, x.base),), _reading(x.layout, x.base_shape)
+
+
+_BASE = jax.tree_util.GetAttrKey("base")
+
+
+def _unflatten_view(reading: Reading, children: Any) -> View:
+    """Puts a `View` together over whatever JAX gives it, which `View.check` looks at later.
+
+    A tracer that has lost an axis is what `vmap` and `scan` give: refused at once, as a function
+    that does not read it would be mapped over the wrong axis just the same.
+    """
     (base,) = children
-    shape = getattr(base, "shape", base_shape)
-    if tuple(shape) != base_shape:
-        raise TieError(
-            "vmap and scan can't map over a bare View: they would map an axis of its base",
-            facts=[("base", str(base_shape)), ("would be", str(tuple(shape)))],
-            hint="Map over the base and take the view inside, or use tied.Bundle(model)",
-        )
-    return View(base, layout, base_shape)
+    made_for = reading.base_shape
+    if isinstance(base, jax.core.Tracer):
+        shape = base.shape
+        if any(shape == made_for[:i] + made_for[i + 1 :] for i in range(len(made_for))):
+            raise mapped_over(made_for, shape)
+    return View(base, reading.layout, made_for)
+
+
+def _refuse_view(x: View) -> Any:
+    raise TieError(
+        "JAX takes plain arrays only in this place, and this is a View",
+        facts=[("view", repr(x))],
+        hint="Give it v.array(), or use tied.Bundle(model), whose model has plain arrays",
+    )
 
 
 jax.tree_util.register_pytree_with_keys(
-    View,
-    lambda x: (((jax.tree_util.GetAttrKey("base"), x.base),), (x.layout, x.base_shape)),
-    _unflatten_view,
-    lambda x: ((x.base,), (x.layout, x.base_shape)),
+    View, _flatten_view_with_keys, _unflatten_view, _flatten_view
 )
+# JAX asks a type for its aval before it computes; its own refusal does not say what to type.
+hijax.register_hitype(View, _refuse_view)
 
 LIBRARY = Jax()

@@ -29,6 +29,7 @@ class Lazy(Library):
     name = "lazy"
 
     def place(self, x: View) -> Place:
+        x.check()  # a base that jax.vmap has stacked is not what the layout counts in
         space, low, high, _dense = _library(x).place(x.base)
         return space, low, high, False
 
