@@ -136,8 +136,8 @@ def test_a_stack_has_no_model_outside_of_vmap() -> None:
         "a storage has another shape than the skeleton's: embed\n"
         "  skeleton  (2, 3)\n"
         "  given     (2, 2, 3)\n"
-        "  Read a bundle of stacked storages inside jax.vmap or jax.lax.scan; put other values into"
-        ' one with bundle.set("embed", value)'
+        "  Read stacked storages inside jax.vmap or jax.lax.scan, split ones (shard_map) after"
+        ' jax.lax.all_gather; other values are put in by bundle.set("embed", value)'
     )
     assert not hasattr(stack, "embed")
 

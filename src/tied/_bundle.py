@@ -74,8 +74,9 @@ class Bundle:
             return self.skeleton.merge(self._storages, plain=True)
         except MergeError as error:
             hint = (
-                "Read a bundle of stacked storages inside jax.vmap or jax.lax.scan; put other"
-                f' values into one with bundle.set("{self.skeleton.names[0]}", value)'
+                "Read stacked storages inside jax.vmap or jax.lax.scan, split ones (shard_map)"
+                " after jax.lax.all_gather; other values are put in by"
+                f' bundle.set("{self.skeleton.names[0]}", value)'
             )
             facts, paths = error.facts, error.paths
             raise MergeError(error.message, facts=facts, hint=hint, paths=paths) from error
