@@ -36,7 +36,7 @@ bench: $(INSTALLED) ## ratios against the other libraries
 docs: $(INSTALLED) ## the documentation, strict, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-matrix: $(INSTALLED) ## the survival matrix into docs/matrix.md (minutes)
+matrix: $(INSTALLED) ## the survival matrices into docs/ (minutes)
 	$(BIN)/python tools/matrix.py
 
 # The pinned torch may be a CPU build: GPU_PYTHON names another interpreter that has the libraries.

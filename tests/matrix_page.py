@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from kinds import KINDS
@@ -43,7 +44,8 @@ Where both end alike there is one word.
 
 {summary}
 
-`make matrix` runs all cells and writes this page; the tests run them too, and compare.
+`make matrix` runs all cells and writes this page; the tests run them too, and compare. The same for
+[JAX, Equinox, NNX and linen](matrix-jax.md).
 """
 NOT_TIED = """\
 ## What is no tie
@@ -75,17 +77,26 @@ def render(cells: Cells) -> str:
 
 
 def table(cells: Cells, names: list[str], group: str) -> str:
-    ops = TITLES[group]
-    lines = [["tie" if KINDS[names[0]].tied else "tensors", *ops.values()]]
-    lines += [[title(name), *(show(cells, name, op) for op in ops)] for name in names]
+    first = "tie" if KINDS[names[0]].tied else "tensors"
+    return grid(first, names, TITLES[group], lambda name, op: show(cells, name, op))
+
+
+def grid(first: str, names: list[str], ops: dict[str, str], cell: Callable[[str, str], str]) -> str:
+    """A table with a line for each kind, and a column for each operation by its words."""
+    lines = [[first, *ops.values()]]
+    lines += [[title(name), *(cell(name, op) for op in ops)] for name in names]
     text = [f"| {' | '.join(line)} |\n" for line in lines]
     return "".join([text[0], "|" + "---|" * len(lines[0]) + "\n", *text[1:]])
 
 
 def show(cells: Cells, name: str, op: str) -> str:
-    alone, after = cells[name, op]
-    found = alone if alone == after else alone + ARROW + after
     number = next((i for i, e in enumerate(EXEMPT, 1) if (name, op) in e.cells()), None)
+    return words(*cells[name, op], number)
+
+
+def words(alone: str, after: str, number: int | None) -> str:
+    """What a cell says: both ends, and the number of the note."""
+    found = alone if alone == after else alone + ARROW + after
     return f"{found} ({number})" if number else found
 
 
