@@ -11,7 +11,7 @@ from flax import nnx
 from tied._compare import TieChange
 from tied._errors import TiedError
 from tied._nnx.making import make, make_module
-from tied._nnx.places import Edge, edges, locate
+from tied._nnx.places import Edge, edges, locate, must_be_whole
 from tied._structured import Derived
 from tied.arrays.computed import Computed
 from tied.arrays.view import View
@@ -23,6 +23,7 @@ def adopt(model: Any, on_conflict: str) -> tuple[list[TieChange], list[str]]:
     Returns:
         What was tied, and a line for each tie that can't be.
     """
+    must_be_whole(model)
     made: list[TieChange] = []
     left: dict[str, str] = {}
     for find in (_modules, _variables, _arrays, _views):

@@ -200,7 +200,7 @@ def compare(target: Place, sources: list[Place], seen: Struct) -> None:
 def _devices(x: Any, other: Any) -> str:
     if any(is_traced(y) or not isinstance(plain_of(y), jax.Array) for y in (x, other)):
         return ""
-    return ", ".join(sorted(str(device) for device in plain_of(x).devices()))
+    return ", ".join(sorted(f"{d.platform}:{d.id}" for d in plain_of(x).devices()))
 
 
 def plain_of(x: Any) -> Any:

@@ -12,7 +12,7 @@ from tied._nnx.facts import Keys, Tie
 from tied._nnx.marks import Dressed, Reading
 from tied._nnx.places import all_ties, stored
 from tied._nnx.reading import METHODS, dressed, reading_class, whole
-from tied._nnx.reads import follow, origin, read, sources
+from tied._nnx.reads import follow, origin, read, sources, value_of
 from tied._nnx.variable import derive
 from tied._node import Lasting, Opened, declare
 from tied.arrays.view import View
@@ -57,7 +57,12 @@ def _lasting(owner: Any, above: Keys, tie: Tie) -> Iterator[Lasting]:
                 value = part.get_raw_value()
                 yield Lasting(".".join((name, *map(str, keys))), value, value, "")
         return
-    found = origin(owner, tie)
+    try:
+        found = origin(owner, tie)
+    except TieError:  # a stack of which it is not certain how it is read: the tie is there
+        stack = value_of(sources(owner, tie)[0])
+        yield Lasting(name, stack, stack, "computed from {}")
+        return
     if found.same:
         yield Lasting(name, found.value, found.value, "")
     elif found.layout is not None:

@@ -13,11 +13,13 @@ transform makes of it is a *detached* reading, which has them in its `__dict__` 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
 from flax import nnx
+from flax.nnx import graphlib
 from flax.typing import HashableMapping
 
 from tied._errors import TieError
@@ -76,8 +78,12 @@ def reading_class(base: type[Any], names: frozenset[str]) -> type[Any]:
 
 
 def _body(base: type[Any], names: Iterable[str]) -> dict[str, Any]:
-    keys = {"__iter__": _iter} if issubclass(base, nnx.Dict) else {}
-    return {**METHODS, **keys, **{name: Way(name) for name in names}}
+    more: dict[str, Any] = {}
+    if issubclass(base, nnx.Dict):
+        more = {"__iter__": _iter}
+    elif issubclass(base, nnx.List):  # its own one goes through all elements, tied ones too
+        more = {"__nnx_repr__": nnx.Module.__nnx_repr__}
+    return {**METHODS, **more, **{name: Way(name) for name in names}}
 
 
 def read_part(part: Any, ways: Ways) -> Any:
@@ -130,7 +136,7 @@ class Way:
             own[self.name] = value  # NNX fills a new module
         elif lost:
             raise lost_error(part, self.name)
-        elif value is own[self.name] or getattr(value, "__dict__", 0) is vars(own[self.name]):
+        elif value is own[self.name] or _stands_for(value, own[self.name]):
             return
         elif not ways:
             raise TieError(
@@ -149,6 +155,11 @@ class Way:
         if self.name not in vars(part):
             raise lost_error(part, self.name)
         del vars(part)[self.name]
+
+
+def _stands_for(reading: Any, part: Any) -> bool:
+    own = getattr(part, "__dict__", None)
+    return own is not None and getattr(reading, "__dict__", None) is own
 
 
 def _further(ways: Ways) -> Ways:
@@ -181,14 +192,19 @@ def assign(owner: Any, tie: Tie, value: Any) -> None:
     write(owner, tie, value)
 
 
-def attached(part: Any) -> Any:
-    """Returns a detached reading like this one, which has what it reads in its `__dict__`."""
+def attached(part: Any, *, sent: bool = True) -> Any:
+    """Returns a detached reading like this one, which has what it reads in its `__dict__`.
+
+    Args:
+        part: The reading.
+        sent: Whether NNX takes it into a transform, whose result is no news: see `Tied`.
+    """
     made = object.__new__(type(part))
     own = dict(vars(part))
     nodes = dict(own.get("_pytree__nodes", ()))
     for name in dict.fromkeys(keys[0] for _, _, keys in ways_to(part)):
         ways = tuple(way for way in ways_to(part) if way[2][0] == name)
-        ends = [derive(owner, tie) for owner, tie, keys in ways if len(keys) == 1]
+        ends = [derive(owner, tie, sent=sent) for owner, tie, keys in ways if len(keys) == 1]
         own[name] = ends[0] if ends else read_part(own[name], _further(ways))
         nodes[name] = True
     if "_pytree__nodes" in own:
@@ -219,8 +235,15 @@ def _delattr(self: Any, name: str) -> None:
         base.__delattr__(self, name)
 
 
+_NODE_DICT = graphlib.NodeImplBase.node_dict.__code__
+
+
 def _graph_flatten(self: Any) -> Any:
-    return undressed(type(self))._graph_node_flatten(whole(self))
+    """Takes a module apart; `nnx.update` asks by `node_dict`, and writes into what it gets."""
+    part = self
+    if ways_to(self):
+        part = attached(self, sent=sys._getframe(1).f_code is not _NODE_DICT)
+    return undressed(type(self))._graph_node_flatten(part)
 
 
 def _flatten(self: Any) -> Any:

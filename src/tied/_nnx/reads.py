@@ -70,8 +70,6 @@ def read(owner: Any, tie: Tie) -> Any:
     values = [value_of(variable) for variable in sources(owner, tie)]
     if tie.how is None:
         return values[0]
-    if any(type(value) is object or value is None for value in values):
-        return values[0]  # a placeholder of jax.tree_util, on its way through
     if isinstance(tie.how, Layout):
         (value,) = values
         library = arrays.library_for(type(value))
@@ -180,6 +178,8 @@ def write(owner: Any, tie: Tie, value: Any) -> None:
         return
     names = ", ".join(tie.names)
     if not isinstance(tie.how, Layout) or not writable(tie.how):
+        if _agree(value, now):
+            return
         how = "reads elements more than once" if isinstance(tie.how, Layout) else "is computed"
         raise tie.error(
             f"{tie.name} can't be assigned: it {how} from {names}",
@@ -194,6 +194,15 @@ def write(owner: Any, tie: Tie, value: Any) -> None:
             facts=[("dtype", f"{value.dtype} where {source.dtype} is")],
         )
     found[0].set_value(put(source, layout.steps(shape), value))
+
+
+def _agree(value: Any, now: Any) -> bool:
+    """Returns whether a value that is written is the one that is there, as far as can be known."""
+    library = arrays.library_for(type(now))
+    same_type = library is not None and library is arrays.library_for(type(value))
+    if not same_type or is_traced(value) or is_traced(now):
+        return False
+    return library.agrees(value, now)  # type: ignore[union-attr]
 
 
 def _must_fit(tie: Tie, value: Any, now: Any) -> None:

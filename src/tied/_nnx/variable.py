@@ -26,7 +26,7 @@ class Tied(nnx.Variable[Any]):
     anew of such a part has a value, which can't be changed: the change would be lost.
     """
 
-    __slots__ = ("_tied_link", "_tied_value")
+    __slots__ = ("_tied_link", "_tied_sent", "_tied_value")
 
     def _get_raw(self) -> Any:
         link = _link(self)
@@ -45,6 +45,15 @@ class Tied(nnx.Variable[Any]):
             )
 
     _raw_value = property(_get_raw, _set_raw)
+
+    def update_from_state(self, variable_state: Any) -> None:
+        """Takes a value over, as NNX does when it updates a module, and after each transform.
+
+        One that was sent into a transform can't have been changed there. What comes back is what
+        was sent, and may be older than what the source has become.
+        """
+        if _link(self) is None or not self._tied_sent:
+            super().update_from_state(variable_state)
 
     def linked(self) -> tuple[Any, Tie] | None:
         """Returns the module that knows the tie, and the tie; None for one with its own value."""
@@ -67,12 +76,19 @@ def _unset(variable: Tied) -> bool:
     return False
 
 
-def derive(owner: Any, tie: Tie) -> Any:
-    """Returns what stands in the place of a target: a variable that reads, or the one module."""
+def derive(owner: Any, tie: Tie, *, sent: bool = False) -> Any:
+    """Returns what stands in the place of a target: a variable that reads, or the one module.
+
+    Args:
+        owner: The module that knows the tie.
+        tie: The tie.
+        sent: Whether it is for NNX to take into a transform: see `Tied.update_from_state`.
+    """
     if tie.kind is None:
         return sources(owner, tie)[0]
     made = object.__new__(Tied)
     object.__setattr__(made, "_tied_link", (owner, tie))
+    object.__setattr__(made, "_tied_sent", sent)
     object.__setattr__(made, "_var_metadata", _metadata(owner, tie))
     object.__setattr__(made, "_trace_state", _trace_state())
     return made
