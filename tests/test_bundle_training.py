@@ -136,12 +136,18 @@ def test_training_is_training_with_hand_summed_gradients(name: str, rule: str) -
     np.testing.assert_allclose(moved_bias, bias, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(ours, losses, rtol=2e-4)
     assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_the_storages_is_training_the_bundle_bit_for_bit(name: str) -> None:
+    case, optimizer = CASES[name], AdamW.optax
+    after, losses = trained(step_of(case, lambda b: b, optimizer), case.bundle(), optimizer)
     skeleton, weights = tied.split(case.model())
     merged = lambda weights: skeleton.merge(weights, plain=True)  # noqa: E731
-    again, losses = trained(step_of(case, merged, made.optax), weights, made.optax)
-    assert losses == ours
-    for name in weights:
-        np.testing.assert_array_equal(again[name], after.storages[name])
+    again, same = trained(step_of(case, merged, optimizer), weights, optimizer)
+    assert same == losses
+    for key in weights:
+        np.testing.assert_array_equal(again[key], after.storages[key])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -182,6 +182,26 @@ def test_M5_deepcopy_and_pickle_keep_what_a_view_reads(name: str) -> None:
         assert tied.ties(after).groups == (("a", "b.c"),)
 
 
+SAME: dict[str, Callable[[Any], Any]] = {
+    "all of it": lambda w: w[:],
+    "same dtype": lambda w: w.astype(w.dtype),
+    "asarray": jnp.asarray,
+}
+OTHER: dict[str, Callable[[Any], Any]] = {
+    "transpose": lambda w: w.T,
+    "reshape": lambda w: w.reshape(3, 2),
+    "copy": jnp.copy,
+}
+
+
+def test_M5_what_is_the_same_object_is_a_tie_and_what_looks_like_a_view_is_none() -> None:
+    w = matrix()
+    for same in SAME.values():
+        assert tied.ties({"a": w, "b": same(w)}).groups == (("a", "b"),)
+    for other in OTHER.values():
+        assert tied.ties({"a": w, "b": other(w)}).groups == ()
+
+
 def parts(model: Any) -> Any:
     return (model["a"] ** 2).sum() + 3 * model["b"]["c"].sum()
 
