@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import tied
+import linen_operations
 from jax_hosts import Host
 from jax_judge import RATE
 from jax_operations import (
@@ -121,9 +121,8 @@ EDITS = {
     "apply_updates": Op("`apply_updates`", updated, stepped),
     "optax": Op("optax", moved_by_optax, stepped),
 }  # fmt: skip
-OURS = {
-    "map": Op("`tied.map`", lambda m, host, name: tied.map(lambda x: x * 2, m), to_twice),
-    "copy": Op("`tied.copy`", lambda m, host, name: tied.copy(m)),
-    "split": Op("`tied.split`, `merge`", lambda m, host, name: tied.merge(*tied.split(m))),
+GROUPS = {
+    "Transformations": TRANSFORMS,
+    "Copies, files, training": EDITS,
+    "tied's own": linen_operations.OURS,
 }
-GROUPS = {"Transformations": TRANSFORMS, "Copies, files, training": EDITS, "tied's own": OURS}

@@ -70,7 +70,7 @@ class Exempt:
 VIEWS = """\
 transpose permutation row_slice column_slice strided_slice reshape diagonal flip broadcast
 conjugate_transpose partial_overlap array_not_in_the_model view_of_a_view one_source_to_many
-computed real_part imaginary_part"""
+computed computed_of_two real_part imaginary_part"""
 EXEMPT = [
     Exempt(
         "jax", "no_tie_one_buffer", "donation", "error", jax.errors.JaxRuntimeError,
@@ -80,7 +80,7 @@ EXEMPT = [
     ),
     Exempt(
         "equinox", VIEWS, "tree_at tree_at_second", "error", AttributeError,
-        "put other values into one with bundle.set(",
+        "other values are put in by bundle.set(",
         "`tree_at` looks for the place in a model that is computed of the storages. The error says "
         "what to type: `bundle.set`.",
     ),
@@ -93,6 +93,16 @@ EXEMPT = [
         "jax", "computed real_part imaginary_part", "set_second", "refused", tied.TieError,
         "second.w is computed from first.w and can't be written to",
         "What is computed is written to through what it is computed of.",
+    ),
+    Exempt(
+        "nnx_graph nnx_tree", "broadcast", "assign_second", "refused", tied.TieError,
+        "second.w can't be assigned: it reads elements more than once from first.w",
+        "As in a bundle.",
+    ),
+    Exempt(
+        "nnx_graph nnx_tree", "computed real_part imaginary_part", "assign_second", "refused",
+        tied.TieError, "second.w can't be assigned: it is computed from first.w",
+        "As in a bundle; or the tie is given an `inverse`.",
     ),
 ]  # fmt: skip
 
@@ -121,10 +131,10 @@ def outcome(host: str, name: str, op: str, adopt: bool) -> Outcome:
         return Outcome(NEVER)
     there = HOSTS[host]
     with quiet(), there.setting():
+        if not adopt and kind.tied and not jax_judge.is_one(there, there.plain(name), kind):
+            return Outcome(APART)
         try:
             model = there.tied(name) if adopt else there.plain(name)
-            if not adopt and kind.tied and not jax_judge.is_one(there, model, kind):
-                return Outcome(APART)
             result = told.run(model, there, name)
             now = told.memory(name)(kind.memory())
             if adopt:

@@ -72,8 +72,9 @@ class Host:
         kind = KINDS[name]
         if not kind.made:
             return shared(kind, name)
-        first, *others = ordinary(kind, name)
-        return [first, *(jnp.zeros_like(x) for x in others)]  # targets' own values are given up
+        arrays = ordinary(kind, name)
+        kept = arrays[: kind.pieces]
+        return [*kept, *(jnp.zeros_like(x) for x in arrays[len(kept) :])]  # values of targets go
 
     def tied(self, name: str) -> Any:
         """The model after `tied.tie`."""
@@ -87,14 +88,19 @@ class Host:
         if name == "one_source_to_many":
             targets = tuple(self.path(target) for target in kind.names[1:])
             return self.tie(model, targets, self.path("first"), kind.made[0][1])
-        for target, (source, view) in zip(kind.names[1:], kind.made, strict=True):
-            model = self.tie(model, self.path(target), self.path(source), view)
+        for target, made in zip(kind.names[1:], kind.made, strict=True):
+            if made:
+                source, view = made
+                sources = (
+                    self.path(source) if isinstance(source, str) else [*map(self.path, source)]
+                )
+                model = self.tie(model, self.path(target), sources, view)
         return model
 
     def adopt(self, model: Any) -> Any:
         return tied.tie(model)
 
-    def tie(self, model: Any, target: Any, source: str, view: Any) -> Any:
+    def tie(self, model: Any, target: Any, source: Any, view: Any) -> Any:
         return tied.tie(model, target, source, view)
 
     def setting(self) -> contextlib.AbstractContextManager[Any]:
@@ -210,6 +216,9 @@ class Linen(Host):
 # ------------------------------------------------------------------------------------------ NNX
 
 
+UNCOVERED = ("partial_overlap", "array_not_in_the_model")
+
+
 class Weight(nnx.Module):
     def __init__(self, w: Any) -> None:
         self.w = w if isinstance(w, nnx.Param) else nnx.Param(w)
@@ -251,13 +260,12 @@ class NNX(Host):
         return [x[...] for x in self.held(model, kind)]
 
     def before(self, name: str) -> list[Any]:
-        kind = KINDS[name]
-        return super().before(name) if kind.covered or not kind.tied else ordinary(kind, name)
+        return ordinary(KINDS[name], name) if name in UNCOVERED else super().before(name)
 
     def tie_up(self, model: Any, name: str) -> Any:
         """What no member covers stands in the model too, as a variable of its own."""
         kind = KINDS[name]
-        if kind.covered or not kind.tied:
+        if name not in UNCOVERED:
             return super().tie_up(model, name)
         model.memory = nnx.Param(jnp.array(kind.memory()))
         for target, read in zip(kind.names, kind.reads, strict=True):
@@ -268,7 +276,7 @@ class NNX(Host):
         tied.tie(model)
         return model
 
-    def tie(self, model: Any, target: Any, source: str, view: Any) -> Any:
+    def tie(self, model: Any, target: Any, source: Any, view: Any) -> Any:
         tied.tie(model, target, source, view)
         return model
 

@@ -62,7 +62,8 @@ def judge_static(host: Host, static: Any, leaves: list[Any], kind: Kind, now: np
     """Returns whether other contents of the storages are seen wherever they are read."""
     if kind.computes:
         other = (now[::-1] * 3).astype(now.dtype)
-        if not holds(host, host.merge(static, [jnp.array(other)]), kind, other):
+        new = [jnp.array(x) for x in kind.storages(other)]
+        if not holds(host, host.merge(static, new), kind, other):
             return "lost"
     elif seen(host, static, leaves, kind) != kind.pattern():
         return "lost" if kind.tied else "made"

@@ -38,6 +38,11 @@ def imag(a: Any) -> Any:
     return a.imag
 
 
+def product(a: Any) -> Any:
+    """Computed of both halves of the memory, which are storages of their own."""
+    return a[:8] * a[8:]
+
+
 def adjoint(a: Any) -> Any:
     return a.T.conj()
 
@@ -52,7 +57,7 @@ class Kind:
     """
 
     reads: tuple[Read, ...]
-    made: tuple[tuple[str, Read], ...] = ()
+    made: tuple[tuple[Any, Read], ...] = ()
     shape: tuple[int, ...] = (8, 4)
     dtype: str = "float32"
     tied: bool = True
@@ -65,18 +70,17 @@ class Kind:
         return NAMES[: len(self.reads)]
 
     @property
-    def covered(self) -> bool:
-        """Whether the first member is all of the memory."""
-        return self.reads[0] is whole
-
-    @property
     def computes(self) -> bool:
-        return any(read in (normed, real, imag) for read in self.reads)
+        return any(read in (normed, real, imag, product) for read in self.reads)
 
     @property
     def pieces(self) -> int:
         """How many storages there are."""
-        return 1 if self.tied else len(self.reads)
+        return 2 if product in self.reads or not self.tied else 1
+
+    def storages(self, memory: np.ndarray) -> list[np.ndarray]:
+        """The storages' contents, where the first members are what is stored."""
+        return self.read(memory)[: self.pieces]
 
     def memory(self) -> np.ndarray:
         values = (np.arange(int(np.prod(self.shape)), dtype=np.float32) + 1) / 8
@@ -104,6 +108,8 @@ class Kind:
                 length = np.sqrt((memory**2).sum())
                 along = (weight * memory).sum() / length**3
                 total += (weight / length - memory * along).reshape(-1)
+            elif read is product:
+                total += np.concatenate([weight * memory[8:], weight * memory[:8]]).reshape(-1)
             else:
                 where = (places if read in (real, imag) else read(places)).reshape(-1)
                 add = np.put if self.apart else np.add.at
@@ -132,6 +138,10 @@ def of_table(name: str, by_path: bool = True) -> Kind:
         reads = whole, adjoint
     made = (("first", reads[1]),) if by_path and reads[0] is whole and kind.tied else ()
     return Kind(reads, made, kind.shape, kind.dtype, kind.tied, kind.one, kind.layer, not kind.tied)
+
+
+def times(a: Any, b: Any) -> Any:
+    return a * b
 
 
 LAYOUTS = """\
@@ -165,6 +175,11 @@ KINDS = {
         (whole, turned, turned), (("first", tied.transpose), ("first", tied.transpose))
     ),
     "computed": Kind((whole, normed), (("first", normed),)),
+    "computed_of_two": Kind(
+        (lambda a: a[:8], lambda a: a[8:], product),
+        ((), (("first", "second"), times)),
+        shape=(16, 4),
+    ),
     "real_part": Kind((whole, real), (("first", real),), dtype="complex64"),
     "imaginary_part": Kind((whole, imag), (("first", imag),), dtype="complex64"),
     "no_tie_equal_values": of_table("no_tie_equal_values"),

@@ -183,7 +183,7 @@ TRANSFORMS = {
     "grad": Op("`grad`", lambda m, host, name: step_of(host, name)(m), stepped),
     "value_and_grad": Op("`value_and_grad`", value_and_grad, stepped),
     "hessian": Op(
-        "`hessian`", by_hessian, stepped, lambda name: real_only(name) and name != "computed"
+        "`hessian`", by_hessian, stepped, lambda name: not KINDS[name].computes and real_only(name)
     ),
     "remat": Op("`checkpoint`", rematerialized, stepped),
 }

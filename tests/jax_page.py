@@ -44,6 +44,10 @@ Dicts, Equinox modules and variables of linen become a `tied.Bundle`, which is a
 module is tied in place. Every cell that is kept after `tied.tie` also gives each memory to the
 operation once.
 
+Not judged here is `eqx.nn.Shared`, a wrapper that a model is called through: it keeps any tie
+through gradients and `jax.tree.map`; `jit` can't return it, and it forgets what `tree_at` writes to
+the second side.
+
 {summary}
 
 `make matrix` runs all cells and writes this page; the tests run them too, and compare. The same for

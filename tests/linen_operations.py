@@ -22,7 +22,7 @@ import tied
 from jax_hosts import Host, Network, sum_of
 from jax_judge import RATE
 from jax_kinds import KINDS
-from jax_operations import Op, Run, doubled, down, stepped, to_twice
+from jax_operations import Op, Run, doubled, down, raveled, real_only, rounded, stepped, to_twice
 
 X = jnp.float32(1.0)
 
@@ -104,4 +104,12 @@ LINEN = {
     "deepcopy": Op("`deepcopy`", lambda m, host, name: copy.deepcopy(m)),
     "pickle": Op("`pickle`", lambda m, host, name: pickle.loads(pickle.dumps(m))),
 }
-GROUPS = {"linen": LINEN}
+OURS = {
+    "map": Op("`map`", lambda m, host, name: tied.map(lambda x: x * 2, m), to_twice),
+    "copy": Op("`copy`", lambda m, host, name: tied.copy(m)),
+    "tied_split": Op("`split`, `merge`", lambda m, host, name: tied.merge(*tied.split(m))),
+    "to": Op("`to` a device", lambda m, host, name: tied.to(m, "cpu:1")),
+    "cast": Op("`bf16`, `f32`", lambda m, host, name: tied.f32(tied.bf16(m)), rounded, real_only),
+    "ravel": Op("`ravel`", raveled, to_twice),
+}
+GROUPS = {"Variables": LINEN, "tied's own": OURS}

@@ -19,8 +19,9 @@ import safetensors.flax
 from flax import nnx
 
 import tied
-from jax_hosts import Host
+from jax_hosts import Host, Pair
 from jax_judge import RATE
+from jax_kinds import KINDS, NAMES
 from jax_operations import (
     SHARDING,
     Op,
@@ -29,6 +30,7 @@ from jax_operations import (
     checkpointer,
     doubled,
     down,
+    is_tied,
     jitted,
     jitted_double,
     moved,
@@ -40,6 +42,7 @@ from jax_operations import (
     step_of,
     stepped,
     to_twice,
+    written,
 )
 
 
@@ -207,6 +210,26 @@ def pure(model: Any, host: Host, name: str) -> Any:
     return model
 
 
+def by_last_name(model: Any, host: Host, name: str) -> Any:
+    """Doubles what `nnx.state` gives for the name of the last member."""
+    wanted: Any = nnx.PathContains(KINDS[name].names[-1])
+    if type(model) is not Pair:  # it was tied
+        wanted = tied.nnx.alias(model, wanted)
+    nnx.update(model, doubled(nnx.state(model, wanted)))
+    return model
+
+
+def assigned(number: int) -> Run:
+    """Writes twice a member's values to its place."""
+
+    def run(model: Any, host: Host, name: str) -> Any:
+        variable = host.get(model, NAMES[number])
+        variable[...] = variable[...] * 2
+        return model
+
+    return run
+
+
 def like(model: Any) -> tuple[Any, Any]:
     """The module with zeros, and its state: what a checkpoint is read into."""
     fresh = copy.deepcopy(model)
@@ -239,6 +262,9 @@ COPIES = {
     "deepcopy": Op("`deepcopy`", lambda m, host, name: copy.deepcopy(m)),
     "pickle": Op("`pickle`", lambda m, host, name: pickle.loads(pickle.dumps(m))),
     "update": Op("`nnx.state`, `update`", update, to_twice),
+    "by_name": Op("`nnx.state` by the last name", by_last_name, to_twice, is_tied),
+    "assign": Op("written to the first", assigned(0), written(0), is_tied),
+    "assign_second": Op("written to the second", assigned(1), written(1), is_tied),
     "pure": Op("`nnx.to_pure_dict`", pure, to_twice),
     "device_put": Op("`device_put` of the state", state_put(jax.devices()[1])),
     "sharded": Op("`device_put` to a `NamedSharding`", state_put(SHARDING)),
