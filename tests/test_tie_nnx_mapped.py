@@ -67,16 +67,18 @@ def holds_in_slices(model: Any, kind: Kind) -> None:
     wanted = jnp.stack([kind.read(w) for w in ws])
     close(model.second.w[...], wanted)
     assert len(jax.tree.leaves(nnx.state(model))) == 6
-    close(nnx.vmap(lambda m: m.second.w[...], in_axes=0)(model), wanted)
+    close(nnx.jit(nnx.vmap(lambda m: m.second.w[...], in_axes=0))(model), wanted)
 
     def step(count: Any, m: Any) -> Any:
         return count + 1, m.second.w[...]
 
     over = {"in_axes": (nnx.Carry, 0), "out_axes": (nnx.Carry, 0)}
-    _, found = nnx.scan(step, **over)(jnp.zeros(()), model)
+    _, found = nnx.jit(nnx.scan(step, **over))(jnp.zeros(()), model)
     close(found, wanted)
-    grads = state_of(nnx.grad(lambda m: nnx.vmap(lambda m: m(1.0), in_axes=0)(m).sum())(model))
-    close(grads["first"]["w"][...], jax.vmap(jax.grad(lambda w: by_hand(kind, w)))(ws))
+    grads = state_of(
+        nnx.jit(nnx.grad(lambda m: nnx.vmap(lambda m: m(1.0), in_axes=0)(m).sum()))(model)
+    )
+    close(grads["first"]["w"][...], jax.jit(jax.vmap(jax.grad(lambda w: by_hand(kind, w))))(ws))
 
 
 @pytest.mark.parametrize("name", ["same", "transpose", "rows", "diagonal", "computed"])

@@ -85,9 +85,9 @@ def test_gradients_of_a_part_that_is_handed_over_reach_the_source(kind: str, nam
     k = KINDS[kind]
     model = calling(k, TRANSFORMS[name])
     w = model.first.w[...]
-    value, wanted = jax.value_and_grad(lambda w: by_hand(k, w))(w)
+    value, wanted = jax.jit(jax.value_and_grad(lambda w: by_hand(k, w)))(w)
     close(model(jnp.ones(())), value)
-    found = state_of(nnx.grad(lambda m: m(jnp.ones(())))(model), nnx.Param)
+    found = state_of(nnx.jit(nnx.grad(lambda m: m(jnp.ones(()))))(model), nnx.Param)
     close(found["first"]["w"][...], wanted)
     assert "w" not in found["deep"][1]["second"]
     holds(model, k)
