@@ -53,6 +53,7 @@ def trained(params: Any, loss: Callable[[Any, Any], Any]) -> tuple[Any, list[flo
 # ------------------------------------------------------------------------------------ Equinox
 
 
+@functools.cache
 def model() -> EquinoxModel:
     return EquinoxModel(jax.random.key(0))
 
