@@ -212,6 +212,8 @@ def test_values_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("change", [
+    lambda part: nnx.update(part, {"w": jnp.ones((2, 3))}),
+    lambda part: part.w.set_raw_value(jnp.ones((2, 3))),
     lambda part: part.w.set_value(jnp.ones((2, 3))),
     lambda part: part.w.__setitem__(0, 1.0),
     lambda part: setattr(part, "w", nnx.Param(jnp.ones((2, 3)))),

@@ -113,7 +113,7 @@ class Tie:
         return TieError(
             message,
             facts=[("tie", self.text), *facts],
-            hint=hint or untie_first(self.text),
+            hint=hint or f"Untie it first: {untying(self.text)}",
             paths=[*self.names, self.name],
         )
 
@@ -123,7 +123,7 @@ def target_of(text: str) -> str:
     return text.partition(" ")[0]
 
 
-def untie_first(text: str) -> str:
+def untying(text: str) -> str:
     """Returns what to type to take a tie back, given its text."""
     dots = "..." if ", in " in text else ""
-    return f'Untie it first: tied.untie(model, "{dots}{target_of(text)}")'
+    return f'tied.untie(model, "{dots}{target_of(text)}")'

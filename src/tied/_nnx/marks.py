@@ -10,7 +10,7 @@ from typing import Any
 from flax.typing import HashableMapping
 
 from tied._errors import TieError
-from tied._nnx.facts import Keys, Tie, target_of, untie_first
+from tied._nnx.facts import Keys, Tie, target_of, untying
 
 Lost = tuple[tuple[str, str], ...]
 """Names that a module has no more, each with what is to be said of it."""
@@ -108,7 +108,8 @@ def lost_error(part: Any, name: str) -> TieError:
     return TieError(
         f"{name} of this {undressed(type(part)).__name__} is tied, and can't be read from it alone",
         facts=[("tie", text)],
-        hint=f"Reach it through the model, or hand over the whole model. {untie_first(text)}",
+        hint=f"Reach it through the model, or hand over the whole model. Untie it first: "
+        f"{untying(text)}",
         paths=[target_of(text)],
     )
 

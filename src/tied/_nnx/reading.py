@@ -38,7 +38,7 @@ from tied._nnx.marks import (
     ways_to,
 )
 from tied._nnx.reads import write
-from tied._nnx.variable import Tied, derive, detached
+from tied._nnx.variable import Tied, derive, guarded
 
 _alive: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 _dressed: dict[Any, type[Any]] = {}
@@ -240,9 +240,13 @@ _NODE_DICT = graphlib.NodeImplBase.node_dict.__code__
 
 def _graph_flatten(self: Any) -> Any:
     """Takes a module apart; `nnx.update` asks by `node_dict`, and writes into what it gets."""
-    part = self
+    part, is_update = self, sys._getframe(1).f_code is _NODE_DICT
     if ways_to(self):
-        part = attached(self, sent=sys._getframe(1).f_code is not _NODE_DICT)
+        part = attached(self, sent=not is_update)
+    elif is_update and isinstance(self, Reading):
+        part = object.__new__(type(self))
+        own = {key: guarded(value) for key, value in vars(self).items()}
+        object.__setattr__(part, "__dict__", own)
     return undressed(type(self))._graph_node_flatten(part)
 
 
@@ -265,8 +269,7 @@ def _clear(self: Any) -> None:
 def _init(self: Any, items: Iterable[tuple[Any, Any]]) -> None:
     """Fills a module, as NNX does when it merges and after each transform.
 
-    What a reading took along into a transform comes back here, and is no part of the module. A
-    detached one keeps it as another object, so that NNX does not take it for the one outside.
+    What a reading took along into a transform comes back here, and is no part of the module.
     """
     ends = {keys[0] for _, _, keys in ways_to(self) if len(keys) == 1}
     kept = []
@@ -275,8 +278,6 @@ def _init(self: Any, items: Iterable[tuple[Any, Any]]) -> None:
             continue
         if key == "_pytree__nodes" and ends:
             value = HashableMapping({k: v for k, v in value.items() if k not in ends})
-        if isinstance(value, Tied) and isinstance(self, Reading):
-            value = detached(value)
         kept.append((key, value))
     undressed(type(self))._graph_node_init(self, kept)
 

@@ -10,7 +10,7 @@ from flax import nnx
 from tied import arrays
 from tied._errors import TieError
 from tied._layout import Layout
-from tied._nnx.facts import Keys, Tie, untie_first
+from tied._nnx.facts import Keys, Tie, untying
 from tied._nnx.mapped import computed, moved, through
 from tied._nnx.through import put, writable
 
@@ -183,7 +183,8 @@ def write(owner: Any, tie: Tie, value: Any) -> None:
         how = "reads elements more than once" if isinstance(tie.how, Layout) else "is computed"
         raise tie.error(
             f"{tie.name} can't be assigned: it {how} from {names}",
-            hint=f"Assign to {tie.names[0]}, or tie with inverse=... {untie_first(tie.text)}",
+            hint=f"Assign to {tie.names[0]}, tie with inverse=..., or untie first: "
+            f"{untying(tie.text)}",
         )
     source = value_of(found[0])
     shape = tuple(source.shape)

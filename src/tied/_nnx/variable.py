@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from typing import Any
 
 from flax import nnx
-from flax.nnx import tracers
+from flax.nnx import graphlib, tracers
 
 from tied._errors import TieError
 from tied._nnx.facts import Tie
@@ -49,11 +50,17 @@ class Tied(nnx.Variable[Any]):
     def update_from_state(self, variable_state: Any) -> None:
         """Takes a value over, as NNX does when it updates a module, and after each transform.
 
-        One that was sent into a transform can't have been changed there. What comes back is what
-        was sent, and may be older than what the source has become.
+        One that was handed over to a transform can't have been changed there. What comes back is
+        what went in, and may be older than what the source has become.
         """
-        if _link(self) is None or not self._tied_sent:
+        if not _is_sent(self):
             super().update_from_state(variable_state)
+
+    def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
+        """Takes a value over: as `update_from_state`, if it is NNX that calls."""
+        by_nnx = sys._getframe(1).f_globals.get("__name__") == graphlib.__name__
+        if not (by_nnx and _is_sent(self)):
+            super().set_raw_value(value, _unsafe_bypass_check=_unsafe_bypass_check)
 
     def linked(self) -> tuple[Any, Tie] | None:
         """Returns the module that knows the tie, and the tie; None for one with its own value."""
@@ -74,6 +81,15 @@ def _unset(variable: Tied) -> bool:
     except AttributeError:
         return True
     return False
+
+
+def _is_sent(variable: Tied) -> bool:
+    """Returns whether a variable was handed over to a transform, or made anew by one."""
+    try:
+        sent: bool = object.__getattribute__(variable, "_tied_sent")
+    except AttributeError:
+        return True
+    return sent
 
 
 def derive(owner: Any, tie: Tie, *, sent: bool = False) -> Any:
@@ -104,6 +120,10 @@ def _metadata(owner: Any, tie: Tie) -> dict[str, Any]:
     return metadata
 
 
-def detached(variable: Any) -> Any:
-    """Returns a variable of the same value that is another object."""
-    return type(variable)._new(variable.get_raw_value(), variable.get_metadata())
+def guarded(part: Any) -> Any:
+    """Returns a variable like one that was handed over, which says so if it would be changed."""
+    if not isinstance(part, Tied):
+        return part
+    made = Tied._new(part.get_raw_value(), part.get_metadata())
+    object.__setattr__(made, "_tied_sent", False)
+    return made
