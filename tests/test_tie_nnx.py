@@ -36,9 +36,15 @@ OPERATIONS: dict[str, Callable[[Net], Any]] = {}
 
 
 @pytest.fixture(params=MODES, autouse=True)
-def each_mode(request: pytest.FixtureRequest) -> Iterator[None]:
+def each_mode(request: pytest.FixtureRequest) -> Iterator[str]:
     with mode(request.param):
-        yield
+        yield request.param
+
+
+@pytest.fixture(params=range(4))
+def kind_in_turn(request: pytest.FixtureRequest, each_mode: str) -> str:
+    """Each kind in one mode at least, for time."""
+    return list(KINDS)[(3 * request.param + MODES.index(each_mode)) % len(KINDS)]
 
 
 def operation(f: Callable[[Net], Any]) -> Callable[[Net], Any]:
@@ -222,9 +228,8 @@ def test_a_function_pickles_by_its_name_or_says_that_it_can_not() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_the_hand_written_function(kind: str) -> None:
-    k = KINDS[kind]
+def test_gradients_are_those_of_the_hand_written_function(kind_in_turn: str) -> None:
+    kind, k = kind_in_turn, KINDS[kind_in_turn]
     model = k.tied()
     w = model.first.w[...]
     value, wanted = jax.jit(jax.value_and_grad(lambda w: by_hand(k, w)))(w)
@@ -241,8 +246,8 @@ def test_gradients_are_those_of_the_hand_written_function(kind: str) -> None:
 OPTIMIZERS = {"sgd": optax.sgd(0.01), "adam": optax.adam(0.01), "adamw": optax.adamw(0.01)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_five_steps_are_those_of_a_network_with_one_array(kind: str) -> None:
+def test_five_steps_are_those_of_a_network_with_one_array(kind_in_turn: str) -> None:
+    kind = kind_in_turn
     k, tx = KINDS[kind], list(OPTIMIZERS.values())[list(KINDS).index(kind) % 3]
     model = k.tied()
     twin = {"w": model.first.w[...], "b": jnp.ones(2), "c": jnp.ones(2)}

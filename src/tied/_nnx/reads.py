@@ -91,6 +91,8 @@ def _layout(tie: Tie, shape: tuple[int, ...]) -> Layout:
     """
     assert isinstance(tie.how, Layout)
     assert tie.shapes[0] is not None
+    if shape == tie.shapes[0]:
+        return tie.how
     layout = moved(tie.how, tie.shapes[0], shape)
     if layout is None:
         raise _wrong_axis(tie, [shape])
