@@ -106,6 +106,29 @@ def test_what_can_not_last_is_left_and_said() -> None:
     )
 
 
+def test_overlapping_parts_of_an_array_that_nothing_holds_become_parts_of_a_new_variable() -> None:
+    flat = numbers(10)
+    model = nnx.Dict(
+        a=nnx.Param(tied.view(flat, lambda v: v[:6].reshape(3, 2))),
+        b=nnx.Dict(c=nnx.Param(tied.view(flat, lambda v: v[4:8]))),
+    )
+    assert str(tied.tie(model)) == (
+        "tied   a = tied_span[:6].reshape(3, 2)\ntied   b.c = tied_span[4:8]"
+    )
+    assert [path for path, _ in nnx.to_flat_state(nnx.state(model))] == [("tied_span",)]
+    grads = state_of(nnx.grad(lambda m: m["a"][...].sum() + 2 * m["b"]["c"][...].sum())(model))
+    close(grads["tied_span"][...], [1, 1, 1, 1, 3, 3, 2, 2, 0, 0])
+
+
+def test_disjoint_parts_of_an_array_are_no_tie() -> None:
+    flat = numbers(10)
+    model = nnx.Dict(a=nnx.Param(tied.view(flat, lambda v: v[:4])),
+                     b=nnx.Param(tied.view(flat, lambda v: v[4:])))  # fmt: skip
+    with pytest.warns(tied.TiedWarning):
+        assert tied.tie(model).made == ()
+    assert sorted(model) == ["a", "b"]
+
+
 def test_random_streams_are_never_tied_by_their_arrays() -> None:
     rngs = nnx.Rngs(params=0, dropout=0)
     rngs.dropout.key = nnx.RngKey(rngs.params.key.get_value(), tag="dropout")

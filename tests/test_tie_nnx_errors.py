@@ -255,3 +255,22 @@ def test_arrays_that_lie_differently_on_a_mesh_name_both() -> None:
     moved = jax.device_put(model, NamedSharding(mesh, PartitionSpec("model")))
     assert len(jax.tree.leaves(moved)) == 1
     assert moved["second"][...].sharding.spec == PartitionSpec(None, "model")
+
+
+def test_inside_of_shard_map_a_transpose_is_that_of_the_shard_and_a_slice_is_refused() -> None:
+    mesh = jax.make_mesh((4,), ("x",))
+    over = {"mesh": mesh, "in_specs": PartitionSpec("x")}
+    model = nnx.Dict(first=nnx.Param(numbers(8, 4)), second=nnx.Param(numbers(4, 8)))
+    tied.tie(model, "second", "first", tied.transpose)
+    graphdef, state = nnx.split(model)
+    state = jax.device_put(state, NamedSharding(mesh, PartitionSpec("x")))
+    read = jax.shard_map(lambda state: nnx.merge(graphdef, state)["second"][...],
+                         out_specs=PartitionSpec(None, "x"), **over)  # fmt: skip
+    close(read(state), model["second"][...])
+    model = nnx.Dict(first=nnx.Param(numbers(8, 4)), second=nnx.Param(numbers(2, 4)))
+    tied.tie(model, "second", "first", lambda w: w[2:4])
+    graphdef, _ = nnx.split(model)
+    read = jax.shard_map(lambda state: nnx.merge(graphdef, state)["second"][...],
+                         out_specs=PartitionSpec("x"), **over)  # fmt: skip
+    with pytest.raises(tied.TieError, match="it is not certain what second reads of first here"):
+        read(state)

@@ -372,3 +372,35 @@ def test_chains_are_read_to_their_end() -> None:
     assert len(jax.tree.leaves(nnx.state(model))) == 1
     tied.untie(model, "parts.0")
     assert tied.ties(model).groups == (("parts.0", "parts.1"),)
+
+
+@pytest.mark.parametrize("transform", [
+    lambda f: nnx.jit(f), lambda f: lambda *args: nnx.cond(True, f, f, *args),
+])  # fmt: skip
+def test_what_went_into_a_transform_does_not_come_back_over_a_newer_source(transform: Any) -> None:
+    """The source and the part that reads it are handed over apart; only the source is changed."""
+
+    def change(first: Any, part: Any) -> None:
+        first.w[...] = first.w[...] + part.w[...].sum()
+
+    for kind in ("transpose", "computed"):
+        model = KINDS[kind].tied()
+        wanted = model.first.w[...] + model.second.w[...].sum()
+        transform(change)(model.first, model.second)
+        close(model.first.w[...], wanted)
+        holds(model, KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["transpose", "computed"])
+def test_loops_carry_a_part(kind: str) -> None:
+    model = KINDS[kind].tied()
+    total = 3 * model.second.w[...].sum()
+
+    def add(_: Any, carry: Any) -> Any:
+        part, x = carry
+        return part, x + part.w[...].sum()
+
+    close(nnx.fori_loop(0, 3, add, (model.second, jnp.zeros(())))[1], total)
+    carry = nnx.while_loop(lambda c: c[1] < 3, lambda c: (c[0], c[1] + 1), (model.second, 0))
+    assert int(carry[1]) == 3
+    holds(model, KINDS[kind])

@@ -11,8 +11,9 @@ from flax import nnx
 from tied._compare import TieChange
 from tied._errors import TiedError
 from tied._nnx.making import make, make_module
-from tied._nnx.places import Edge, edges, locate, must_be_whole
+from tied._nnx.places import Edge, Place, common, edges, locate, must_be_whole
 from tied._structured import Derived
+from tied._where import shares
 from tied.arrays.computed import Computed
 from tied.arrays.view import View
 
@@ -26,6 +27,7 @@ def adopt(model: Any, on_conflict: str) -> tuple[list[TieChange], list[str]]:
     must_be_whole(model)
     made: list[TieChange] = []
     left: dict[str, str] = {}
+    _hold_spans(model)
     for find in (_modules, _variables, _arrays, _views):
         while (found := next((x for x in find(model) if x[0] not in left), None)) is not None:
             target, sources, view = found
@@ -91,12 +93,48 @@ def _arrays(model: Any) -> Found:
                     yield _name(edge), (known,), None
 
 
-def _views(model: Any) -> Found:
-    """Gives each variable that holds a reading of the arrays of others."""
+def _holders(model: Any) -> dict[int, str]:
+    """Returns the name of the first variable that holds each value."""
     holds: dict[int, str] = {}
     for edge in edges(model):
         if isinstance(edge.part, nnx.Variable):
             holds.setdefault(id(edge.part.get_raw_value()), _name(edge))
+    return holds
+
+
+def _hold_spans(model: Any) -> None:
+    """Makes variables of arrays that several variables read a part of and none holds."""
+    holds = _holders(model)
+    readers: dict[int, list[str]] = {}
+    for edge in edges(model):
+        value = edge.part.get_raw_value() if isinstance(edge.part, nnx.Variable) else None
+        if isinstance(value, View) and id(value.base) not in holds:
+            readers.setdefault(id(value.base), []).append(_name(edge))
+    for names in readers.values():
+        places = _overlapping([locate(model, name) for name in dict.fromkeys(names)])
+        kinds = {type(place.part) for place in places}
+        if len(places) < 2 or len(kinds) > 1:
+            continue
+        owner = places[0].holders[common(places[0], places[1:])]
+        name, n = "tied_span", 0
+        while hasattr(owner, name):
+            name, n = f"tied_span_{n}", n + 1
+        setattr(owner, name, kinds.pop()(places[0].part.get_raw_value().base))
+
+
+def _overlapping(places: list[Place]) -> list[Place]:
+    """Returns the places that read an element that another one reads too."""
+    values = [place.part.get_raw_value() for place in places]
+    return [
+        place
+        for n, place in enumerate(places)
+        if any(shares(values[n], other) for k, other in enumerate(values) if k != n)
+    ]
+
+
+def _views(model: Any) -> Found:
+    """Gives each variable that holds a reading of the arrays of others."""
+    holds = _holders(model)
     for edge in edges(model):
         if not isinstance(edge.part, nnx.Variable):
             continue
