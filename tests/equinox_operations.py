@@ -21,7 +21,6 @@ from jax_operations import (
     down,
     is_tied,
     jitted,
-    jitted_double,
     step_of,
     stepped,
     to_twice,
@@ -98,7 +97,6 @@ def moved_by_optax(model: Any, host: Host, name: str) -> Any:
 
 TRANSFORMS = {
     "tree_map": Op("`jax.tree.map`", lambda m, host, name: doubled(m), to_twice),
-    "jit": Op("`jax.jit`", lambda m, host, name: jitted_double(m), to_twice),
     "jit_step": Op("a step in `jax.jit`", lambda m, host, name: jitted(host, name)(m), stepped),
     "filter_jit": Op("`filter_jit`", lambda m, host, name: filter_jitted(m), to_twice),
     "filter_grad": Op("`filter_grad`", filter_graded, stepped),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -124,6 +125,13 @@ def quiet() -> Iterator[None]:
         jax.config.update("jax_disable_most_optimizations", before)
 
 
+@functools.cache
+def apart(host: str, name: str) -> bool:
+    """Whether the framework has no such tie: what it holds is no one object."""
+    kind, there = KINDS[name], HOSTS[host]
+    return kind.tied and not jax_judge.is_one(there, there.plain(name), kind)
+
+
 def outcome(host: str, name: str, op: str, adopt: bool) -> Outcome:
     """Runs one cell."""
     kind, told = KINDS[name], OPS[host, op]
@@ -131,10 +139,10 @@ def outcome(host: str, name: str, op: str, adopt: bool) -> Outcome:
         return Outcome(NEVER)
     there = HOSTS[host]
     with quiet(), there.setting():
-        if not adopt and kind.tied and not jax_judge.is_one(there, there.plain(name), kind):
+        if not adopt and apart(host, name):
             return Outcome(APART)
         try:
-            model = there.tied(name) if adopt else there.plain(name)
+            model = there.tied_once(name) if adopt else there.plain(name)
             result = told.run(model, there, name)
             now = told.memory(name)(kind.memory())
             if adopt:

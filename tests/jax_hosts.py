@@ -80,6 +80,11 @@ class Host:
         """The model after `tied.tie`."""
         return self.tie_up(self.of(self.before(name), KINDS[name]), name)
 
+    @functools.cache  # noqa: B019 - the few hosts live as long as their models
+    def tied_once(self, name: str) -> Any:
+        """The same; one for all, as nothing can be written to a bundle."""
+        return self.tied(name)
+
     def tie_up(self, model: Any, name: str) -> Any:
         """Ties by path where a user would say it so, else makes the ties last that are there."""
         kind = KINDS[name]
@@ -170,14 +175,14 @@ class Equinox(Host):
 
 
 class Reader(flax.linen.Module):
-    """A layer of one weight; gives it times `x`."""
+    """A layer of one weight, and what it gives."""
 
     shape: tuple[int, ...]
     dtype: Any
 
     @flax.linen.compact
-    def __call__(self, x: Any) -> Any:
-        return self.param("w", flax.linen.initializers.zeros, self.shape, self.dtype) * x
+    def __call__(self) -> Any:
+        return self.param("w", flax.linen.initializers.zeros, self.shape, self.dtype)
 
 
 class Network(flax.linen.Module):
@@ -192,8 +197,8 @@ class Network(flax.linen.Module):
         if len(layers) > 2:
             self.third = layers[2]
 
-    def __call__(self, x: Any) -> Any:
-        return [getattr(self, name)(x) for name in KINDS[self.kind].names]
+    def __call__(self) -> Any:
+        return [getattr(self, name)() for name in KINDS[self.kind].names]
 
 
 class Linen(Host):
@@ -272,6 +277,9 @@ class NNX(Host):
             self.tie(model, self.path(target), "memory", read)
         return model
 
+    def tied_once(self, name: str) -> Any:
+        return self.tied(name)
+
     def adopt(self, model: Any) -> Any:
         tied.tie(model)
         return model
@@ -297,3 +305,5 @@ HOSTS: dict[str, Host] = {
     "nnx_tree": NNX(graph=False),
     "linen": Linen(),
 }
+# JAX's own transformations know no modes: what they compile serves both.
+HOSTS["nnx_tree"].losses = HOSTS["nnx_graph"].losses

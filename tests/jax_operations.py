@@ -83,15 +83,22 @@ def stepped(name: str, first: float = 1) -> Change:
 # ------------------------------------------------------------------------------ transformations
 
 
-@functools.cache
 def step_of(host: Host, name: str) -> Callable[[Any], Any]:
-    loss = host.losses[name]
+    return step_down(host.losses[name])
+
+
+def jitted(host: Host, name: str) -> Any:
+    return jitted_down(host.losses[name])
+
+
+@functools.cache
+def step_down(loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda model: down(model, jax.grad(loss)(model))
 
 
 @functools.cache
-def jitted(host: Host, name: str) -> Any:
-    return jax.jit(step_of(host, name))
+def jitted_down(loss: Callable[[Any], Any]) -> Any:
+    return jax.jit(step_down(loss))
 
 
 jitted_double = jax.jit(doubled)
@@ -171,6 +178,8 @@ def ahead_of_time(model: Any, host: Host, name: str) -> Any:
 
 
 def donated(model: Any, host: Host, name: str) -> Any:
+    if isinstance(model, tied.Bundle):
+        model = host.tied(name)  # not the one that other cells take
     after = donating(model)
     assert all(x.is_deleted() for x in jax.tree.leaves(model) if x.size)
     return after

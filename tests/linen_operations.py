@@ -24,8 +24,6 @@ from jax_judge import RATE
 from jax_kinds import KINDS
 from jax_operations import Op, Run, doubled, down, raveled, real_only, rounded, stepped, to_twice
 
-X = jnp.float32(1.0)
-
 
 def variables(model: Any) -> Any:
     return model.model if isinstance(model, tied.Bundle) else model
@@ -35,7 +33,7 @@ def variables(model: Any) -> Any:
 def applied(name: str) -> Any:
     """The loss of what the network gives."""
     network = Network(name)
-    return lambda model: sum_of(network.apply(variables(model), X))
+    return lambda model: sum_of(network.apply(variables(model)))
 
 
 @functools.cache
@@ -49,7 +47,7 @@ def shapes(model: Any) -> Any:
 
 def init_and_tie(model: Any, host: Host, name: str) -> Any:
     """Variables as `init` gives them, filled, then tied if the model is; a step of them."""
-    fresh = jax.eval_shape(Network(name).init, jax.random.key(0), X)
+    fresh = jax.eval_shape(Network(name).init, jax.random.key(0))
     assert shapes(fresh) == shapes(variables(model))
     if isinstance(model, tied.Bundle):
         filled = host.tie_up(host.of(host.before(name), KINDS[name]), name)

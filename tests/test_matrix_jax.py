@@ -6,6 +6,7 @@ docs/matrix-jax.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -26,6 +27,13 @@ from jax_kinds import KINDS, normed
 WRITTEN = jax_page.parse(jax_page.PAGE.read_text(encoding="utf-8"))
 # What the frameworks say where they raise by themselves.
 BY_ITSELF = {"jax": "Attempt to donate the same buffer twice", "nnx_tree": "Duplicate Param"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs() -> Iterator[None]:
+    """JAX keeps what it compiled, some gigabytes; nobody else needs it."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("name", KINDS)
