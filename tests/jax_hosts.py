@@ -221,9 +221,6 @@ class Linen(Host):
 # ------------------------------------------------------------------------------------------ NNX
 
 
-UNCOVERED = ("partial_overlap", "array_not_in_the_model")
-
-
 class Weight(nnx.Module):
     def __init__(self, w: Any) -> None:
         self.w = w if isinstance(w, nnx.Param) else nnx.Param(w)
@@ -263,19 +260,6 @@ class NNX(Host):
 
     def members(self, model: Any, kind: Kind) -> list[Any]:
         return [x[...] for x in self.held(model, kind)]
-
-    def before(self, name: str) -> list[Any]:
-        return ordinary(KINDS[name], name) if name in UNCOVERED else super().before(name)
-
-    def tie_up(self, model: Any, name: str) -> Any:
-        """What no member covers stands in the model too, as a variable of its own."""
-        kind = KINDS[name]
-        if name not in UNCOVERED:
-            return super().tie_up(model, name)
-        model.memory = nnx.Param(jnp.array(kind.memory()))
-        for target, read in zip(kind.names, kind.reads, strict=True):
-            self.tie(model, self.path(target), "memory", read)
-        return model
 
     def tied_once(self, name: str) -> Any:
         return self.tied(name)

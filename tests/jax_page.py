@@ -41,9 +41,8 @@ Where both end alike there is one word.
 
 JAX has no views, so by itself it knows one tie: the same array, or the same layer, at two places.
 Dicts, Equinox modules and variables of linen become a `tied.Bundle`, which is a pytree; an NNX
-module is tied in place. What no member covers (partial overlap, array not in the model) stands in
-an NNX module as a variable of its own. Every cell that is kept after `tied.tie` also gives each
-memory to the operation once.
+module is tied in place. Every cell that is kept after `tied.tie` also gives each memory to the
+operation once.
 
 Not judged here is `eqx.nn.Shared`, a wrapper that a model is called through: it keeps any tie
 through gradients and `jax.tree.map`; `jit` can't return it, and it forgets what `tree_at` writes to
