@@ -144,6 +144,19 @@ class Walk:
 
     def name(self, item: int) -> str:
         """Returns `str(path(item))`; short names of nodes are remembered."""
+        names, node = self._names, self.parents[item]
+        record = self.records[node] if node in names and node >= 0 else None
+        if record is not None:
+            key = record.keys[self.positions[item]]
+            if type(key) is str or type(key) is int:  # what nearly all keys are
+                above = names[node]
+                found = f"{key}" if above is None else f"{above}.{key}"
+                if self.records[item] is not None and len(found) < _SHORT:
+                    names[item] = found
+                return found
+        return self._name(item)
+
+    def _name(self, item: int) -> str:
         names, parents = self._names, self.parents
         below: list[int] = []
         while item not in names:
@@ -248,6 +261,15 @@ class _Walker:
         self.entered: set[int] = set()
         self.back: list[Record] = []
         self.derived: list[Record] = []
+        out = self.out
+        self.lists = (
+            out.objects.append,
+            out.parents.append,
+            out.positions.append,
+            out.records.append,
+            out.leaves.append,
+            out.libraries.append,
+        )
 
     def run(self, model: Any) -> Walk:
         out = self.out
@@ -308,9 +330,9 @@ class _Walker:
 
     def expand(self, record: Record, children: Iterator[tuple[int, Any]]) -> bool:
         """Goes through the children of a node; False if one must be gone into first (deep down)."""
-        out, memo, table, is_leaf = self.out, self.memo, kinds, self.is_leaf
-        item, values, holes, objects = record.item, record.values, record.holes, out.objects
-        stack = self.stack
+        memo, table, is_leaf, stack = self.memo, kinds, self.is_leaf, self.stack
+        item, values, holes, objects = record.item, record.values, record.holes, self.out.objects
+        to_objects, to_parents, to_positions, to_records, to_leaves, to_libraries = self.lists
         depth = len(stack)
         for position, value in children:
             kind = table[type(value)]
@@ -322,19 +344,19 @@ class _Walker:
             if seen is None:
                 if kind.leaf and not (kind.may_hold_objects and kind.holds_objects(value)):  # type: ignore[union-attr]
                     seen = memo[id(value)] = len(objects)
-                    objects.append(value)
-                    out.parents.append(item)
-                    out.positions.append(position)
-                    out.records.append(None)
-                    out.leaves.append(seen)
-                    out.libraries.append(kind)  # type: ignore[arg-type]
-                    if self.extras:
+                    to_objects(value)
+                    to_parents(item)
+                    to_positions(position)
+                    to_records(None)
+                    to_leaves(seen)
+                    to_libraries(kind)  # type: ignore[arg-type]
+                    if self.extras and kind.may_hang:  # type: ignore[union-attr]
                         self.hang(value, kind, seen)
                 else:
                     seen = self.node(value, kind, item, position)
             elif seen != STATIC:
-                out.repeats.append((seen, item, position))
-                out.cyclic = out.cyclic or seen in self.entered
+                self.out.repeats.append((seen, item, position))
+                self.out.cyclic = self.out.cyclic or seen in self.entered
             if seen != STATIC:
                 values[position] = None
                 holes.append((position, seen))
@@ -359,18 +381,19 @@ class _Walker:
         return item
 
     def enter(self, value: Any, node: Node, opened: Any, parent: int, position: int) -> int:
-        out = self.out
-        item = len(out.objects)
-        record = Record(item, node, type(value), *opened)
-        out.objects.append(value)
-        out.parents.append(parent)
-        out.positions.append(position)
-        out.records.append(record)
+        to_objects, to_parents, to_positions, to_records, _, _ = self.lists
+        item = len(self.out.objects)
+        keys, values, static = opened
+        record = Record(item, node, type(value), keys, values, static)
+        to_objects(value)
+        to_parents(parent)
+        to_positions(position)
+        to_records(record)
         if node.back or node.derived:
             (self.back if node.back else self.derived).append(record)
             return item
         self.entered.add(item)
-        self.stack.append((record, enumerate(record.values)))
+        self.stack.append((record, enumerate(values)))
         return item
 
     def hang(self, value: Any, library: Any, leaf: int) -> None:

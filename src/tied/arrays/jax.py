@@ -53,6 +53,10 @@ class Jax(Library):
             strides.insert(0, strides[0] * length)
         return Geometry(0, x.shape, tuple(strides[: x.ndim]), itemsize, str(x.dtype))
 
+    def shape(self, x: Any) -> tuple[int, ...]:
+        shape: tuple[int, ...] = x.shape
+        return shape
+
     def span(self, x: Any) -> Span:
         nbytes = int(x.size * x.dtype.itemsize)
         try:

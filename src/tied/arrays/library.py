@@ -98,12 +98,24 @@ Place = tuple[Hashable, int, int, bool]
 
 
 class Library:
-    """One array library. The methods take and give arrays of that library only."""
+    """One array library. The methods take and give arrays of that library only.
+
+    Attributes:
+        leaf: That the instances are leaves, which those of a `Node` are not.
+        name: The name by which it is loaded.
+        strided: Whether one array can be a view of another.
+        may_hold_objects: Whether `holds_objects` has to be asked.
+        may_hang: Whether `extras` has to be asked.
+    """
 
     leaf: ClassVar[bool] = True
     name: ClassVar[str]
     strided: ClassVar[bool] = True
     may_hold_objects: ClassVar[bool] = False
+    may_hang: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.may_hang = cls.extras is not Library.extras
 
     def holds_objects(self, x: Any) -> bool:
         """Returns whether `x` is really a container (an array of Python objects)."""
