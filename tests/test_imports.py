@@ -69,6 +69,19 @@ ORDER = """
     tied._compare
     tied._bundle
     tied._donation
+    tied._files
+    tied._files.dtypes
+    tied._files.header
+    tied._files.contents
+    tied._files.table
+    tied._files.atomic
+    tied._files.gather
+    tied._files.elements
+    tied._files.write
+    tied._files.read
+    tied._files.formats
+    tied._checkpoint
+    tied._load_into
     tied.layers
     tied._torch
     tied._torch.views
@@ -105,13 +118,13 @@ HEAVY = "torch jax flax equinox scipy safetensors ml_dtypes".split()
 
 PUBLIC = """
     accumulate adjoint bf16 cast check check_donation compare copy cpu diagonal empty f16 f32 f64
-    gpu leaf map merge node permute ravel register shares span split tie ties to transpose untie
-    view watch
+    gpu leaf load load_into map merge node permute ravel register save shares span split tie ties
+    to transpose untie view watch
     Adoption Bidiagonal Bundle Cholesky Comparison Derived Diagonal Hermitian Layout LeafReport
-    LowerTriangular Path Skeleton Span StorageReport Symmetric TieChange Ties Tridiagonal
+    Loaded LowerTriangular Path Skeleton Span StorageReport Symmetric TieChange Ties Tridiagonal
     UpperTriangular View
-    ConventionError DeviceError DtypeError HiddenArrayError LibraryError MatchError MergeError
-    PathError TieError TiedError UntiedError
+    ConventionError DeviceError DtypeError FileError HiddenArrayError LibraryError MatchError
+    MergeError PathError TieError TiedError UntiedError
     DeviceWarning HiddenArrayWarning TiedWarning UntiedWarning
 """.split()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from tied._bundle import Bundle
 from tied._cast import bf16, cast, f16, f32, f64
+from tied._checkpoint import load, save
 from tied._compare import Comparison, TieChange, check, compare, watch
 from tied._donation import check_donation
 from tied._errors import (
@@ -12,6 +13,7 @@ from tied._errors import (
     DeviceError,
     DeviceWarning,
     DtypeError,
+    FileError,
     HiddenArrayError,
     HiddenArrayWarning,
     LibraryError,
@@ -27,6 +29,7 @@ from tied._errors import (
 from tied._gradient import accumulate
 from tied._layout import Layout
 from tied._lazy import adjoint, diagonal, permute, transpose, view
+from tied._load_into import Loaded, load_into
 from tied._map import copy, map
 from tied._move import cpu, empty, gpu, to
 from tied._node import leaf, node, register
@@ -64,12 +67,14 @@ __all__ = [
     "DeviceWarning",
     "Diagonal",
     "DtypeError",
+    "FileError",
     "Hermitian",
     "HiddenArrayError",
     "HiddenArrayWarning",
     "Layout",
     "LeafReport",
     "LibraryError",
+    "Loaded",
     "LowerTriangular",
     "MatchError",
     "MergeError",
@@ -105,12 +110,15 @@ __all__ = [
     "f64",
     "gpu",
     "leaf",
+    "load",
+    "load_into",
     "map",
     "merge",
     "node",
     "permute",
     "ravel",
     "register",
+    "save",
     "shares",
     "span",
     "split",

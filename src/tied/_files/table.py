@@ -1,0 +1,149 @@
+"""The tie table: the names that read a storage, as JSON in the metadata of a safetensors file.
+
+`docs/format.md` says what is in it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tied._files.contents import Alias, Checkpoint, Stored
+from tied._files.dtypes import BITS, NAMES
+from tied._files.header import Header, bad, ints, parse
+from tied._layout import Layout
+
+KEY = "tied"
+VERSION = 1
+_LOW = -(1 << 62)
+_FIELDS = {"of", "shape", "strides", "offset", "conj", "neg", "dtype"}
+
+
+def write_table(contents: Checkpoint, names: set[str], *, expanded: bool) -> dict[str, str]:
+    """Returns the metadata of a file that holds some storages: the table, and Hugging Face's form.
+
+    Args:
+        contents: What is written.
+        names: The storages that are in this file.
+        expanded: Whether aliases are written as tensors too.
+    """
+    aliases = {x.name: x for x in contents.aliases.values() if x.of in names}
+    computed = {k: list(v) for k, v in contents.computed.items() if set(v) <= names}
+    unnamed = [name for name in names if not contents.storages[name].named]
+    if not aliases and not computed:
+        return {}
+    table: dict[str, Any] = {
+        "version": VERSION, "aliases": {name: _row(alias) for name, alias in aliases.items()}
+    }  # fmt: skip
+    table |= {"computed": computed} if computed else {}
+    table |= {"unnamed": sorted(unnamed)} if unnamed else {}
+    table |= {"expanded": True} if expanded else {}
+    whole = {
+        name: alias.of
+        for name, alias in aliases.items()
+        if not expanded
+        and name not in (KEY, "format")
+        and contents.storages[alias.of].named
+        and alias.layout.is_whole(contents.storages[alias.of].shape)
+    }
+    return {**whole, KEY: json.dumps(table, separators=(",", ":"))}
+
+
+def _row(alias: Alias) -> dict[str, Any]:
+    layout = alias.layout
+    row: dict[str, Any] = {
+        "of": alias.of,
+        "shape": list(layout.shape),
+        "strides": list(layout.strides),
+        "offset": layout.offset,
+    }
+    row |= {"conj": True} if layout.conj else {}
+    row |= {"neg": True} if layout.neg else {}
+    return row | ({"dtype": layout.dtype} if layout.dtype else {})
+
+
+def read_table(path: Path, header: Header, storages: dict[str, Stored]) -> dict[str, Any]:
+    """Reads and checks what a file says about its ties.
+
+    Args:
+        path: The file.
+        header: Its header.
+        storages: All storages of the checkpoint, those of other files too.
+
+    Returns:
+        `aliases`, `computed`, `unnamed` and `expanded`, as in `Checkpoint` and the table.
+
+    Raises:
+        FileError: The table is not what `docs/format.md` says, or reads outside of a storage.
+    """
+    aliases = {
+        name: Alias(name, kept, Layout.whole(storages[kept].shape))
+        for name, kept in header.metadata.items()
+        if kept in storages and name not in storages and name != KEY
+    }
+    found: dict[str, Any] = {"aliases": aliases, "computed": {}, "unnamed": [], "expanded": False}
+    text = header.metadata.get(KEY)
+    if text is None:
+        return found
+    told = parse(path, text.encode())
+    if told.get("version") != VERSION:
+        raise bad(path, f"a tie table of version {told.get('version')!r}; this is read: {VERSION}")
+    found["expanded"] = told.get("expanded") is True
+    rows, computed, unnamed = (
+        told.get("aliases", {}), told.get("computed", {}), told.get("unnamed", [])
+    )  # fmt: skip
+    if not isinstance(rows, dict) or not isinstance(computed, dict):
+        raise bad(path, "a tie table whose aliases are no object")
+    for name, row in rows.items():
+        aliases[name] = _alias(path, name, row, storages)
+        if name in storages and not found["expanded"]:
+            raise bad(path, "an alias that is stored too", name)
+    for name, sources in computed.items():
+        if not _texts(sources) or not set(sources) <= storages.keys():
+            raise bad(path, "what it is computed from is not in the file", name)
+        found["computed"][name] = tuple(sources)
+    if not _texts(unnamed) or not set(unnamed) <= storages.keys():
+        raise bad(path, "storages without a name that are not in the file")
+    found["unnamed"] = unnamed
+    return found
+
+
+def _texts(told: Any) -> bool:
+    return isinstance(told, list) and all(isinstance(x, str) for x in told)
+
+
+def _alias(path: Path, name: str, row: Any, storages: dict[str, Stored]) -> Alias:
+    if not isinstance(row, dict) or not row.keys() <= _FIELDS:
+        raise bad(path, "a row of the tie table that is none", name)
+    stored = storages.get(row["of"]) if isinstance(row.get("of"), str) else None
+    if stored is None:
+        raise bad(path, f"it reads {row.get('of')!r}, which is no storage", name)
+    shape = ints(path, name, row.get("shape"), "a shape", 64)
+    strides = ints(path, name, row.get("strides"), "strides", 64, _LOW)
+    (offset,) = ints(path, name, [row.get("offset")], "an offset", 1)
+    dtype = row.get("dtype")
+    conj, neg = row.get("conj", False), row.get("neg", False)
+    if len(shape) != len(strides) or type(conj) is not bool or type(neg) is not bool:
+        raise bad(path, "a layout whose parts do not fit", name)
+    if dtype is not None and (dtype not in NAMES or BITS[dtype] % 8):
+        raise bad(path, f"the dtype {dtype!r}", name)
+    layout = Layout(shape, strides, offset, conj, neg, dtype)
+    if not _inside(layout, stored):
+        raise bad(path, f"it reads outside of {stored.name}", name)
+    return Alias(name, stored.name, layout)
+
+
+def _inside(layout: Layout, stored: Stored) -> bool:
+    """Returns whether a layout reads nothing but the storage."""
+    bits = BITS[stored.dtype]
+    unit = 8 if layout.dtype is not None else bits
+    if bits % 8 and layout.dtype is None and layout.shape != stored.shape:
+        return False  # elements that are no whole bytes can't be read in part
+    reach = [(n - 1) * s for n, s in zip(layout.shape, layout.strides, strict=True)]
+    if 0 in layout.shape:
+        return True
+    low = layout.offset + sum(x for x in reach if x < 0)
+    high = layout.offset + sum(x for x in reach if x > 0)
+    last = BITS[layout.dtype] // 8 if layout.dtype is not None else 1
+    return low >= 0 and (high + last) * unit <= stored.nbytes * 8

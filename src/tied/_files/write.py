@@ -1,0 +1,138 @@
+"""Checkpoints written as safetensors files: each storage once, and the tie table beside."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import TensorSpec, serialize_file
+
+from tied._errors import FileError
+from tied._files.atomic import replacing, settle, write_text
+from tied._files.contents import INDEX, ONE, Alias, Checkpoint, Stored
+from tied._files.dtypes import BITS, NAMES
+from tied._files.elements import read_bytes
+from tied._files.table import write_table
+
+
+def write(
+    contents: Checkpoint,
+    path: Path,
+    *,
+    expand: bool = False,
+    max_shard_bytes: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes a checkpoint.
+
+    Args:
+        contents: What to write.
+        path: A file; with `max_shard_bytes` a folder.
+        expand: Write a tensor for every name, for readers that need it.
+        max_shard_bytes: The most bytes of tensors in one file.
+        metadata: What else the file is to say of itself.
+
+    Returns:
+        The file, or the index of the files.
+    """
+    pieces = dict(contents.storages)
+    if expand:
+        pieces |= {x.name: _expanded(contents, x) for x in contents.aliases.values()}
+        pieces = {name: x for name, x in pieces.items() if x.named}
+    notes = {**contents.metadata, **(metadata or {})}
+    if max_shard_bytes is None and not path.is_dir():
+        _write_file(contents, pieces, path, expand, notes)
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    shards = _shards(pieces, max_shard_bytes)
+    if len(shards) == 1:
+        _write_file(contents, shards[0], path / ONE, expand, notes)
+        _forget(path, {ONE})
+        return path / ONE
+    return _write_shards(contents, shards, path, expand, notes)
+
+
+def _write_shards(
+    contents: Checkpoint, shards: list[dict[str, Stored]], path: Path, expand: bool,
+    notes: Mapping[str, str],
+) -> Path:  # fmt: skip
+    """Writes several files, whose index comes last and makes them the checkpoint."""
+    tag = f"-{secrets.token_hex(4)}" if (path / INDEX).exists() else ""
+    files = [
+        path / f"model-{n:05}-of-{len(shards):05}{tag}.safetensors"
+        for n in range(1, len(shards) + 1)
+    ]
+    done: list[Path] = []
+    try:
+        for file, shard in zip(files, shards, strict=True):
+            done.append(file)
+            _write_file(contents, shard, file, expand, notes)
+        total = sum(x.nbytes for shard in shards for x in shard.values())
+        places = {name: file.name for file, shard in zip(files, shards, strict=True)
+                  for name in shard}  # fmt: skip
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        write_text(path / INDEX, json.dumps(index, indent=2))
+    except BaseException:
+        for file in done:
+            file.unlink(missing_ok=True)
+        raise
+    _forget(path, {INDEX, *(file.name for file in files)})
+    return path / INDEX
+
+
+def _forget(path: Path, kept: set[str]) -> None:
+    """Removes the files of the checkpoint that was in a folder before."""
+    for file in path.glob("model*.safetensors*"):
+        if file.name not in kept and (file.name in (ONE, INDEX) or "-of-" in file.name):
+            file.unlink()
+    settle(path)
+
+
+def _shards(pieces: dict[str, Stored], most: int | None) -> list[dict[str, Stored]]:
+    shards: list[dict[str, Stored]] = [{}]
+    room = most
+    for name, stored in pieces.items():
+        if most is not None and room is not None and stored.nbytes > room and shards[-1]:
+            shards.append({})
+            room = most
+        shards[-1][name] = stored
+        room = None if room is None else room - stored.nbytes
+    return shards
+
+
+def _write_file(
+    contents: Checkpoint, pieces: dict[str, Stored], path: Path, expand: bool,
+    notes: Mapping[str, str],
+) -> None:  # fmt: skip
+    metadata = {"format": "pt"}
+    metadata |= {k: v for k, v in notes.items() if k not in pieces}
+    metadata |= write_table(contents, pieces.keys() & contents.storages.keys(), expanded=expand)
+    buffers = {name: stored.memory() for name, stored in pieces.items()}
+    tensors = {name: _spec(pieces[name], buffer) for name, buffer in buffers.items()}
+    with replacing(path) as beside:
+        serialize_file(tensors, beside, metadata=metadata)
+
+
+def _spec(stored: Stored, buffer: Any) -> TensorSpec:
+    if BITS[stored.dtype] % 8:
+        raise FileError(
+            f"{stored.dtype} can't be written", facts=[("tensor", stored.name)], paths=[stored.name]
+        )
+    return TensorSpec(
+        dtype=NAMES[stored.dtype],
+        shape=stored.shape,
+        data_ptr=buffer.ctypes.data,
+        data_len=buffer.nbytes,
+    )
+
+
+def _expanded(contents: Checkpoint, alias: Alias) -> Stored:
+    """Returns an alias as a storage of its own."""
+    base, layout = contents.storages[alias.of], alias.layout
+    dtype = layout.dtype or base.dtype
+    nbytes = int(np.prod(layout.shape)) * BITS[dtype] // 8
+    return Stored(alias.name, dtype, layout.shape, nbytes, lambda: read_bytes(base, alias))

@@ -1,0 +1,233 @@
+"""A checkpoint read into a model that is there: what fits, what is missing, what disagrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tied._checkpoint import Place, array_over, open_checkpoint
+from tied._errors import FileError
+from tied._files.contents import Alias, Checkpoint, Stored
+from tied._files.dtypes import BITS, NAMES
+from tied._files.elements import read_bytes, unsigned, write_bytes
+from tied._files.gather import Gathered, gather
+from tied._map import storage_of, transform
+from tied._node import kinds
+from tied._storage import Storage
+from tied.arrays import Library, load
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What `load_into` did.
+
+    Attributes:
+        model: The model with the values of the checkpoint: the very same object where its arrays
+            can be written to (NumPy, PyTorch), a new one otherwise (JAX).
+        loaded: The storages that were written, by name.
+        aliases: Names that needed no array of their own: they read a storage, here or in the file.
+        missing: Storages of the model of which the checkpoint has nothing.
+        unexpected: Names of the checkpoint that the model has not.
+    """
+
+    model: Any
+    loaded: tuple[str, ...]
+    aliases: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"loaded {len(self.loaded)} storages"]
+        for what in ("aliases", "missing", "unexpected"):
+            lines += [f"{what.removesuffix('es'):<11}{name}" for name in getattr(self, what)]
+        return "\n".join(lines)
+
+
+def load_into(
+    model: Any, path: Place, *, strict: bool = True, cast: bool = False, hidden: str = "warn"
+) -> Loaded:
+    """Reads a checkpoint into a model, each storage once; the ties are those of the model.
+
+    A storage takes its value from any of its names that the checkpoint has: its own, or that of a
+    view, through which it is written. Names that are tied in the model and not in the checkpoint
+    must agree there, bit by bit.
+
+    Args:
+        model: Any object. Arrays of NumPy and PyTorch are written to, in place, once everything is
+            known to fit; a model of JAX arrays is not changed.
+        path: A checkpoint, as for `load`.
+        strict: Raise if something is missing or unexpected.
+        cast: Let the file have other dtypes than the model.
+        hidden: What to do about arrays in objects that nothing opens: "warn", "raise", "keep".
+
+    Returns:
+        What was done; `.model` is the model.
+
+    Raises:
+        FileError: The file is not sound, values of tied names disagree, shapes or dtypes differ,
+            or (`strict`) names are missing or unexpected. All of it is in the one error, each kind
+            apart, and nothing was written.
+    """
+    mine = gather(model, hidden)
+    theirs = open_checkpoint(path)
+    fit = _Fit(mine.contents, theirs, cast)
+    fit.refuse(strict)
+    made = _written(model, mine, fit.values, hidden)
+    return Loaded(
+        made, tuple(fit.values), tuple(fit.aliases), tuple(fit.missing), tuple(fit.unexpected)
+    )
+
+
+class _Fit:
+    """What a checkpoint has for the storages of a model."""
+
+    def __init__(self, mine: Checkpoint, theirs: Checkpoint, cast: bool) -> None:
+        self.mine = mine
+        self.theirs = theirs
+        self.values: dict[str, Stored] = {}
+        self.missing: list[str] = []
+        self.conflicts: list[tuple[str, str]] = []
+        there = set(theirs.names())
+        names: dict[str, list[str]] = {
+            name: [name] if stored.named else [] for name, stored in mine.storages.items()
+        }
+        for alias in mine.aliases.values():
+            names[alias.of].append(alias.name)
+        known = {*mine.computed, *(name for group in names.values() for name in group)}
+        self.unexpected = [name for name in theirs.names() if name not in known]
+        for storage, group in names.items():
+            offered = [name for name in group if name in there]
+            if not offered:
+                self.missing.append(storage if mine.storages[storage].named else group[0])
+            else:
+                self._take(mine.storages[storage], offered, cast)
+        self.aliases = [*mine.aliases, *(n for n in theirs.aliases if n in mine.storages)]
+
+    def _take(self, storage: Stored, offered: list[str], cast: bool) -> None:
+        """Takes the value of a storage from the names that the checkpoint has for it."""
+        for name in offered:
+            shape, dtype = self.theirs.shape(name), self.theirs.dtype(name)
+            own = self.mine.shape(name), self.mine.dtype(name)
+            if shape != own[0]:
+                self.conflicts.append(("shape", f"{name}: {shape} in the file, not {own[0]}"))
+                return
+            if dtype != own[1] and (not cast or self._rereads(name)):
+                told = f"{NAMES[dtype]} in the file, not {NAMES[own[1]]}"
+                self.conflicts.append(("dtype", f"{name}: {told}"))
+                return
+        dtypes = {self.theirs.dtype(name) for name in offered if not self._rereads(name)}
+        if len(dtypes) > 1:
+            self.conflicts.append(("dtype", f"{', '.join(offered)}: {', '.join(sorted(dtypes))}"))
+            return
+        value = self._value(storage, offered, dtypes.pop() if dtypes else storage.dtype)
+        if value is not None:
+            self.values[storage.name] = value
+
+    def _rereads(self, name: str) -> bool:
+        alias = self.mine.aliases.get(name)
+        return alias is not None and alias.layout.dtype is not None
+
+    def _value(self, storage: Stored, offered: list[str], dtype: str) -> Stored | None:
+        nbytes = int(np.prod(storage.shape)) * BITS[dtype] // 8
+        whole = storage.name if storage.name in offered else None
+        memory = self._bytes(whole) if whole else np.zeros(nbytes, np.uint8)
+        value = Stored(storage.name, dtype, storage.shape, nbytes, lambda: memory)
+        covered = np.full(nbytes, whole is not None)
+        for name in offered:
+            if name == whole or self._tied_alike(name, whole):
+                continue
+            alias, given = self.mine.aliases[name], self._bytes(name)
+            there = Stored(storage.name, dtype, storage.shape, nbytes, lambda: covered.view("u1"))
+            plain = Alias(name, alias.of, unsigned(alias.layout))
+            seen = read_bytes(there, plain).view(bool)
+            if not np.array_equal(read_bytes(value, alias)[seen], given[seen]):
+                first = whole or next(n for n in offered if n != name)
+                self.conflicts.append(("disagree", f"{first} and {name}, which are one array here"))
+                return None
+            if not seen.all():
+                write_bytes(memory, dtype, alias, given)
+                write_bytes(covered.view("u1"), dtype, plain, np.ones_like(given))
+        if not covered.all():
+            self.missing.append(f"{storage.name} (a part of it)")
+            return None
+        return value
+
+    def _bytes(self, name: str) -> Any:
+        alias = self.theirs.aliases.get(name)
+        if alias is None:
+            return self.theirs.storages[name].memory()
+        return read_bytes(self.theirs.storages[alias.of], alias)
+
+    def _tied_alike(self, name: str, whole: str | None) -> bool:
+        """Returns whether the checkpoint has the same tie, so that there is nothing to compare."""
+        here, there = self.mine.aliases.get(name), self.theirs.aliases.get(name)
+        return here == there and there is not None and there.of == whole
+
+    def refuse(self, strict: bool) -> None:
+        """Raises if something does not fit."""
+        facts = list(self.conflicts)
+        if strict:
+            facts += [("missing", name) for name in self.missing]
+            facts += [("unexpected", name) for name in self.unexpected]
+        if facts:
+            more = [("and", f"{len(facts) - 20} more")] if len(facts) > 20 else []
+            raise FileError(
+                "the checkpoint does not fit the model",
+                facts=[("file", str(self.theirs.path)), *facts[:20], *more],
+                hint="Nothing was loaded; strict=False leaves what is missing, cast=True casts",
+                paths=[text.partition(":")[0] for _, text in facts],
+            )
+
+
+def _written(model: Any, mine: Gathered, values: dict[str, Stored], hidden: str) -> Any:
+    """Returns the model with the values: written to, if its arrays can be."""
+    libraries = {storage.library for storage, _ in mine.arrays.values()}
+    if libraries <= {"numpy", "torch"}:
+        for name, value in values.items():
+            _write_in_place(*mine.arrays[name], value)
+        return model
+    by_name = {mine.arrays[name][0].name: (mine.arrays[name][0], value)
+               for name, value in values.items()}  # fmt: skip
+
+    def change(found: Any, one: Any, array: Any, library: Library) -> Any:
+        given = by_name.get(storage_of(found, one).name)
+        return array if given is None else _like(array, library, *given)
+
+    return transform(model, change, hidden=hidden)
+
+
+def _in_order(x: Any, storage: Storage, shape: tuple[int, ...]) -> Any:
+    """Returns an array of C order, or of a span in the order of memory, as the model has it."""
+    if x.shape == shape:
+        return x
+    back = sorted(range(len(storage.order)), key=storage.order.__getitem__)
+    return x.reshape(storage.base_shape).transpose(back)
+
+
+def _write_in_place(storage: Storage, array: Any, value: Stored) -> None:
+    kind = kinds[type(array)]
+    assert isinstance(kind, Library)
+    x = _in_order(_numpy(value), storage, tuple(array.shape))
+    if kind.name == "torch":
+        import torch
+
+        with torch.no_grad():
+            array.copy_(array_over(kind, np.ascontiguousarray(x).reshape(-1).view("u1").copy(),
+                                   value).reshape(x.shape))  # fmt: skip
+        return
+    array[...] = x
+
+
+def _numpy(value: Stored) -> Any:
+    return array_over(load("numpy"), value.memory(), value)
+
+
+def _like(array: Any, library: Library, storage: Storage, value: Stored) -> Any:
+    """Returns a value as an array like another one: its dtype, and where it is."""
+    made = library.from_numpy(_in_order(_numpy(value), storage, tuple(array.shape)))
+    made = library.as_dtype(made, library.dtype(array))
+    sharding = getattr(array, "sharding", None)
+    committed = getattr(array, "committed", False)
+    return library.move(made, sharding) if sharding is not None and committed else made
