@@ -38,7 +38,7 @@ class Node:
         lasting: Whether an instance may compute leaves of others: see `readings`.
         back: Whether the instances only refer to parts that the model holds elsewhere: see
             `referents`.
-        derived: Whether an instance computes an array of its children. It is walked after everything
+        derived: Whether an instance computes an array of its children. It is walked after all
             else, so that they are named after their own places, and where plain arrays are wanted
             its `read()` stands for it.
     """

@@ -17,8 +17,8 @@ def of_numpy(function: Function, x: Any) -> Function:
     """Returns what reads of a NumPy array what `function` reads of a JAX array like `x`.
 
     `lambda W: jnp.swapaxes(W, 0, 1)` gives a JAX array of whatever it is given: its strides can't
-    be looked at, but its jaxpr can. A function that JAX can't trace is written for NumPy, and returned
-    as it is.
+    be looked at, but its jaxpr can. A function that JAX can't trace is written for NumPy, and
+    returned as it is.
     """
     abstract: Any = jax.ShapeDtypeStruct
     like = abstract(x.shape, x.dtype)
