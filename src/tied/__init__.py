@@ -1,11 +1,10 @@
 """tied keeps shared weights shared: a model is a skeleton and storages, and ties are kept."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tied._bundle import Bundle
 from tied._cast import bf16, cast, f16, f32, f64
-from tied._checkpoint import load, save
 from tied._compare import Comparison, TieChange, check, compare, watch
 from tied._donation import check_donation
 from tied._errors import (
@@ -29,7 +28,6 @@ from tied._errors import (
 from tied._gradient import accumulate
 from tied._layout import Layout
 from tied._lazy import adjoint, diagonal, permute, transpose, view
-from tied._load_into import Loaded, load_into
 from tied._map import copy, map
 from tied._move import cpu, empty, gpu, to
 from tied._node import leaf, node, register
@@ -52,6 +50,10 @@ from tied._vector import ravel
 from tied._where import shares, span
 from tied.arrays import Span
 from tied.arrays.view import View
+
+if TYPE_CHECKING:
+    from tied._checkpoint import load, save
+    from tied._load_into import Loaded, load_into
 
 __version__ = "0.1.0"
 
@@ -132,8 +134,19 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "load": "tied._checkpoint",
+    "save": "tied._checkpoint",
+    "Loaded": "tied._load_into",
+    "load_into": "tied._load_into",
+}
+_PARTS = ("torch", "jax", "nnx")
+
+
 def __getattr__(name: str) -> Any:
-    """Loads the part for a framework when it is asked for: `tied.torch`, `tied.nnx`."""
-    if name in ("torch", "jax", "nnx"):
+    """Loads what not every program needs when it is asked for: files, `tied.torch`, `tied.nnx`."""
+    if name in _PARTS:
         return importlib.import_module(f"tied.{name}")
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'tied' has no attribute {name!r}")
