@@ -23,10 +23,8 @@ def open_safetensors(path: Path) -> Checkpoint:
     Raises:
         FileError: A file, the index or the tie table is not sound.
     """
-    if path.name.endswith(".index.json"):
-        files = _files_of(path)
-    else:
-        files = {path: None}
+    indexed = path.name.endswith(".index.json")
+    files = _files_of(path) if indexed else {path: None}
     headers = {file: read_header(file) for file in files}
     contents = Checkpoint(path, "safetensors", {}, files=tuple(files))
     for file, header in headers.items():
@@ -44,7 +42,7 @@ def open_safetensors(path: Path) -> Checkpoint:
                 partial(maps.part, entry.start, entry.nbytes), file, entry.start,
             )  # fmt: skip
     _tie(contents, headers)
-    if path.name.endswith(".index.json"):
+    if indexed:
         _tie_by_index(contents, path)
     return contents
 
