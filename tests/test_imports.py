@@ -77,6 +77,7 @@ ORDER = """
     tied._files.atomic
     tied._files.gather
     tied._files.elements
+    tied._files.container
     tied._files.write
     tied._files.read
     tied._files.formats

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tied import arrays
-from tied._errors import DtypeError, FileError, LibraryError, TiedError
+from tied._errors import DtypeError, FileError, TiedError
 from tied._files.contents import Checkpoint, Stored
 from tied._files.dtypes import BITS, NAMES
 from tied._files.formats import opener
 from tied._files.gather import gather
+from tied._files.write import write
 from tied.arrays.numpy import parse_dtype
 
 Place = str | os.PathLike[str]
@@ -36,7 +37,8 @@ def save(
     Args:
         model: Any object, a dict of arrays among them. It is not changed.
         path: The file; a folder, for `model.safetensors` in it.
-        expand: Write a tensor for every name, for readers that know no ties.
+        expand: Write a tensor for every name, for readers that know no ties. What overlaps without
+            an array that reads all of it is not tied any more in such a file.
         max_shard_bytes: Write several files of at most so many bytes of tensors (one tensor may
             have more), and an index beside, into the folder `path`.
         metadata: Texts for the file's metadata.
@@ -47,7 +49,6 @@ def save(
 
     Raises:
         DtypeError: safetensors has no such dtype, or an array has no elements (on `meta`).
-        LibraryError: safetensors is not installed.
 
     >>> import numpy as np, pathlib, tempfile, tied
     >>> W = np.ones((2, 3), "float32")
@@ -57,22 +58,10 @@ def save(
     >>> tied.shares(loaded["enc"], loaded["dec"])
     True
     """
-    write = _writer()
     contents = gather(model, hidden).contents
-    made: Path = write(
+    return write(
         contents, Path(path), expand=expand, max_shard_bytes=max_shard_bytes, metadata=metadata
     )
-    return made
-
-
-def _writer() -> Any:
-    try:
-        from tied._files.write import write
-    except ImportError as error:
-        raise LibraryError(
-            "safetensors is not installed", hint="Type: pip install safetensors"
-        ) from error
-    return write
 
 
 def open_checkpoint(path: Place) -> Checkpoint:
@@ -142,10 +131,16 @@ class _Arrays:
         flat, _ = self.library.flat(self.storage(base), tuple(range(len(base.shape))))
         return self.library.read(flat, base.shape, layout, None)
 
+    def _fits(self, memory: Any, itemsize: int) -> bool:
+        """Returns whether an array can be over these bytes (PyTorch wants them aligned)."""
+        apart = memory.ctypes.data % max(1, itemsize) and self.library.name == "torch"
+        return bool(self.mapped and memory.flags.writeable and not apart)
+
     def storage(self, stored: Stored) -> Any:
         if stored.name not in self._made:
             memory = stored.memory()
-            memory = memory if self.mapped and memory.flags.writeable else memory.copy()
+            if not self._fits(memory, BITS[stored.dtype] // 8):
+                memory = memory.copy()
             try:
                 self._made[stored.name] = array_over(self.library, memory, stored)
             except DtypeError as error:

@@ -24,7 +24,7 @@ def open_safetensors(path: Path) -> Checkpoint:
         FileError: A file, the index or the tie table is not sound.
     """
     indexed = path.name.endswith(".index.json")
-    files = _files_of(path) if indexed else {path: None}
+    files = files_of(path) if indexed else {path: None}
     headers = {file: read_header(file) for file in files}
     contents = Checkpoint(path, "safetensors", {}, files=tuple(files))
     for file, header in headers.items():
@@ -33,7 +33,7 @@ def open_safetensors(path: Path) -> Checkpoint:
             raise bad(
                 file, "the index has it here, the file has not", min(wanted - {*header.entries})
             )
-        maps = _Mapped(file)
+        maps = Mapped(file)
         for name, entry in header.entries.items():
             if name in contents.storages:
                 raise bad(file, "another file of the checkpoint has it too", name)
@@ -43,7 +43,7 @@ def open_safetensors(path: Path) -> Checkpoint:
             )  # fmt: skip
     _tie(contents, headers)
     if indexed:
-        _tie_by_index(contents, path)
+        tie_by_index(contents, path)
     return contents
 
 
@@ -62,7 +62,7 @@ def _tie(contents: Checkpoint, headers: dict[Path, Any]) -> None:
         contents.metadata |= {k: v for k, v in header.metadata.items() if k not in own}
 
 
-def _tie_by_index(contents: Checkpoint, path: Path) -> None:
+def tie_by_index(contents: Checkpoint, path: Path) -> None:
     """Adds the aliases in the metadata of an index, as transformers and accelerate write them."""
     told = parse(path, path.read_bytes()).get("metadata", {})
     for name, kept in told.items() if isinstance(told, dict) else ():
@@ -71,7 +71,7 @@ def _tie_by_index(contents: Checkpoint, path: Path) -> None:
             contents.aliases.setdefault(name, Alias(name, kept, layout))
 
 
-def _files_of(path: Path) -> dict[Path, set[str] | None]:
+def files_of(path: Path) -> dict[Path, set[str] | None]:
     """Returns the files of an index, and the tensors that it says each has."""
     told = parse(path, path.read_bytes()).get("weight_map")
     if not isinstance(told, dict) or not all(isinstance(x, str) for x in told.values()):
@@ -92,7 +92,7 @@ def _files_of(path: Path) -> dict[Path, set[str] | None]:
     return files
 
 
-class _Mapped:
+class Mapped:
     """A file in memory, mapped when it is first read; what is written to it stays in memory."""
 
     def __init__(self, path: Path) -> None:

@@ -6,15 +6,13 @@ import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors import TensorSpec, serialize_file
 
-from tied._errors import FileError
 from tied._files.atomic import replacing, settle, write_text
+from tied._files.container import Progress, write_container
 from tied._files.contents import INDEX, ONE, Alias, Checkpoint, Stored
-from tied._files.dtypes import BITS, NAMES
+from tied._files.dtypes import BITS
 from tied._files.elements import read_bytes
 from tied._files.table import write_table
 
@@ -26,6 +24,7 @@ def write(
     expand: bool = False,
     max_shard_bytes: int | None = None,
     metadata: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Writes a checkpoint.
 
@@ -35,6 +34,7 @@ def write(
         expand: Write a tensor for every name, for readers that need it.
         max_shard_bytes: The most bytes of tensors in one file.
         metadata: What else the file is to say of itself.
+        progress: Called with the number of bytes that were just written.
 
     Returns:
         The file, or the index of the files.
@@ -45,20 +45,20 @@ def write(
         pieces = {name: x for name, x in pieces.items() if x.named}
     notes = {**contents.metadata, **(metadata or {})}
     if max_shard_bytes is None and not path.is_dir():
-        _write_file(contents, pieces, path, expand, notes)
+        _write_file(contents, pieces, path, expand, notes, progress)
         return path
     path.mkdir(parents=True, exist_ok=True)
     shards = _shards(pieces, max_shard_bytes)
     if len(shards) == 1:
-        _write_file(contents, shards[0], path / ONE, expand, notes)
+        _write_file(contents, shards[0], path / ONE, expand, notes, progress)
         _forget(path, {ONE})
         return path / ONE
-    return _write_shards(contents, shards, path, expand, notes)
+    return _write_shards(contents, shards, path, expand, notes, progress)
 
 
 def _write_shards(
     contents: Checkpoint, shards: list[dict[str, Stored]], path: Path, expand: bool,
-    notes: Mapping[str, str],
+    notes: Mapping[str, str], progress: Progress | None,
 ) -> Path:  # fmt: skip
     """Writes several files, whose index comes last and makes them the checkpoint."""
     tag = f"-{secrets.token_hex(4)}" if (path / INDEX).exists() else ""
@@ -70,7 +70,7 @@ def _write_shards(
     try:
         for file, shard in zip(files, shards, strict=True):
             done.append(file)
-            _write_file(contents, shard, file, expand, notes)
+            _write_file(contents, shard, file, expand, notes, progress)
         total = sum(x.nbytes for shard in shards for x in shard.values())
         places = {name: file.name for file, shard in zip(files, shards, strict=True)
                   for name in shard}  # fmt: skip
@@ -106,28 +106,13 @@ def _shards(pieces: dict[str, Stored], most: int | None) -> list[dict[str, Store
 
 def _write_file(
     contents: Checkpoint, pieces: dict[str, Stored], path: Path, expand: bool,
-    notes: Mapping[str, str],
+    notes: Mapping[str, str], progress: Progress | None,
 ) -> None:  # fmt: skip
     metadata = {"format": "pt"}
     metadata |= {k: v for k, v in notes.items() if k not in pieces}
     metadata |= write_table(contents, pieces.keys() & contents.storages.keys(), expanded=expand)
-    buffers = {name: stored.memory() for name, stored in pieces.items()}
-    tensors = {name: _spec(pieces[name], buffer) for name, buffer in buffers.items()}
     with replacing(path) as beside:
-        serialize_file(tensors, beside, metadata=metadata)
-
-
-def _spec(stored: Stored, buffer: Any) -> TensorSpec:
-    if BITS[stored.dtype] % 8:
-        raise FileError(
-            f"{stored.dtype} can't be written", facts=[("tensor", stored.name)], paths=[stored.name]
-        )
-    return TensorSpec(
-        dtype=NAMES[stored.dtype],
-        shape=stored.shape,
-        data_ptr=buffer.ctypes.data,
-        data_len=buffer.nbytes,
-    )
+        write_container(beside, pieces.values(), metadata, progress)
 
 
 def _expanded(contents: Checkpoint, alias: Alias) -> Stored:
