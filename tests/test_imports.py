@@ -82,6 +82,10 @@ ORDER = """
     tied._files.read
     tied._files.formats
     tied._checkpoint
+    tied._files.values
+    tied._files.samples
+    tied._files.twins
+    tied._discover
     tied._load_into
     tied.layers
     tied._torch
@@ -118,10 +122,10 @@ ORDER = """
 HEAVY = "torch jax flax equinox scipy safetensors ml_dtypes".split()
 
 PUBLIC = """
-    accumulate adjoint bf16 cast check check_donation compare copy cpu diagonal empty f16 f32 f64
-    gpu leaf load load_into map merge node permute ravel register save shares span split tie ties
+    accumulate adjoint bf16 cast check check_donation compare copy cpu diagonal discover empty f16
+    f32 f64 gpu leaf load load_into map merge node permute ravel register save shares span split tie ties
     to transpose untie view watch
-    Adoption Bidiagonal Bundle Cholesky Comparison Derived Diagonal Hermitian Layout LeafReport
+    Adoption Bidiagonal Bundle Cholesky Comparison Derived Diagonal Discovered Finding Hermitian Layout LeafReport
     Loaded LowerTriangular Path Skeleton Span StorageReport Symmetric TieChange Ties Tridiagonal
     UpperTriangular View
     ConventionError DeviceError DtypeError FileError HiddenArrayError LibraryError MatchError

@@ -53,6 +53,7 @@ from tied.arrays.view import View
 
 if TYPE_CHECKING:
     from tied._checkpoint import load, save
+    from tied._discover import Discovered, Finding, discover
     from tied._load_into import Loaded, load_into
 
 __version__ = "0.1.0"
@@ -68,8 +69,10 @@ __all__ = [
     "DeviceError",
     "DeviceWarning",
     "Diagonal",
+    "Discovered",
     "DtypeError",
     "FileError",
+    "Finding",
     "Hermitian",
     "HiddenArrayError",
     "HiddenArrayWarning",
@@ -106,6 +109,7 @@ __all__ = [
     "copy",
     "cpu",
     "diagonal",
+    "discover",
     "empty",
     "f16",
     "f32",
@@ -135,6 +139,9 @@ __all__ = [
 
 
 _LATER = {
+    "Discovered": "tied._discover",
+    "Finding": "tied._discover",
+    "discover": "tied._discover",
     "load": "tied._checkpoint",
     "save": "tied._checkpoint",
     "Loaded": "tied._load_into",
