@@ -80,6 +80,15 @@ ORDER = """
     tied._files.container
     tied._files.write
     tied._files.read
+    tied._files.outside
+    tied._files.zipped
+    tied._files.npz
+    tied._files.pytorch
+    tied._files.pt2
+    tied._files.gguf
+    tied._files.onnx
+    tied._files.flax
+    tied._files.orbax
     tied._files.formats
     tied._checkpoint
     tied._files.values
@@ -98,6 +107,7 @@ ORDER = """
     tied._torch.state
     tied._torch.hugging
     tied._torch.adopt
+    tied._torch.files
     tied.torch
     tied.jax
     tied._nnx
@@ -117,6 +127,26 @@ ORDER = """
     tied.nnx
     tied._tie
     tied
+    tied._cli.printing
+    tied._cli.progress
+    tied._cli.tree
+    tied._cli.values
+    tied._cli.relations
+    tied._cli.found
+    tied._cli.checksums
+    tied._cli.outputs
+    tied._cli.show
+    tied._cli.diff
+    tied._cli.pack
+    tied._cli.unpack
+    tied._cli.convert
+    tied._cli.verify
+    tied._cli.report
+    tied._cli.completion
+    tied._cli.parser
+    tied._cli.run
+    tied._cli
+    tied.__main__
 """.split()
 
 HEAVY = "torch jax flax equinox scipy safetensors ml_dtypes".split()
@@ -259,7 +289,9 @@ def test_the_docs_describe_each_public_name() -> None:
             *PUBLIC,
             "layers.Chain",
             "layers.Dense",
+            "torch.load_model",
             "torch.load_state_dict",
+            "torch.save_model",
             "nnx.alias",
             "nnx.state_axes",
             "nnx.Tied",

@@ -1,0 +1,34 @@
+"""`tied convert`: a checkpoint in another format, with its ties where that can hold them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tied._checkpoint import open_checkpoint
+from tied._cli.outputs import Request, kind, write_to
+from tied._cli.pack import add_places, forget_checksums, written, written_dict
+from tied._cli.printing import Console, counted
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    add_places(parser, "what to write, by its ending: .safetensors, .npz, .pt; none for a folder")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Runs the command."""
+    out = Path(options.out)
+    contents = open_checkpoint(options.file)
+    forget_checksums(contents)
+    request = Request("converting", max_shard_bytes=options.max_shard_bytes, force=options.force)
+    form = kind(out)
+    made = write_to(contents, out, request)
+    lost = list(contents.aliases) if form == "npz" else []
+    console.document({**written_dict(contents, contents, made), "ties_lost": lost})
+    told = written(contents, made)
+    if lost:
+        many = counted(len(lost), "name")
+        told[1:] = [("lost", f"{form} holds no ties: {many} became arrays of their own")]
+    console.facts(told)
+    return 0

@@ -1,0 +1,39 @@
+"""`tied unpack`: a file with an array for every name, for readers that know no ties."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tied._checkpoint import open_checkpoint
+from tied._cli.outputs import Request, kind, nbytes_of, write_to
+from tied._cli.pack import add_places, forget_checksums
+from tied._cli.printing import Console, counted
+from tied._ties import said_bytes
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    add_places(parser, "a .safetensors, .npz, .pt file, or a folder of safetensors files")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Runs the command."""
+    out = Path(options.out)
+    contents = open_checkpoint(options.file)
+    forget_checksums(contents)
+    request = Request("unpacking", expand=True, max_shard_bytes=options.max_shard_bytes,
+                      force=options.force)  # fmt: skip
+    form = kind(out)
+    made = write_to(contents, out, request)
+    names = list(contents.names())
+    nbytes = sum(nbytes_of(contents, name) for name in names)
+    console.document({
+        "path": str(contents.path), "written": str(made), "format": form, "names": len(names),
+        "nbytes": nbytes, "unique_nbytes": contents.nbytes,
+    })  # fmt: skip
+    again = nbytes - contents.nbytes
+    more = f", {said_bytes(again)} of them again for ties" if again > 0 else ""
+    told = f"{counted(len(names), 'array')}, {said_bytes(nbytes)}{more}"
+    console.facts([("written", str(made)), ("names", told)])
+    return 0
