@@ -60,7 +60,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     else:
         told = list(_lines(a, b, found))
         room = len(told) if options.all else MOST
-        console.say(*(f"{_label(x, console)}{clean(text)}" for x, text in told[:room]))
+        width = max((len(label) for label, _ in told[:room]), default=0)
+        for label, text in told[:room]:
+            shown = paint(_STYLES.get(label, "note"), label.ljust(width), console.colour)
+            console.say(f"{shown}  {clean(text)}")
         if len(told) > room:
             rest = counted(len(told) - room, "more difference")
             console.say(f"... and {rest}; --all lists all")
@@ -132,10 +135,6 @@ def _compare(
 
 
 _STYLES = {"only in A": "bad", "only in B": "good", "tie lost": "bad", "tie made": "good"}
-
-
-def _label(label: str, console: Console) -> str:
-    return paint(_STYLES.get(label, "note"), f"{label:<11}", console.colour)
 
 
 def _lines(a: Checkpoint, b: Checkpoint, found: Differences) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,8 @@ from tied._files.elements import read_bytes
 from tied._files.write import write
 
 FORMATS = {
-    ".safetensors": "safetensors", ".npz": "npz", ".pt": "pt", ".pth": "pt", ".bin": "pt",
+    ".safetensors": "safetensors", ".npz": "npz", ".pt": "pytorch", ".pth": "pytorch",
+    ".bin": "pytorch",
     "": "safetensors",
 }  # fmt: skip
 """What is written to a name, by how it ends; no ending is a folder."""

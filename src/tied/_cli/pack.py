@@ -30,9 +30,17 @@ def add_places(parser: argparse.ArgumentParser, out: str) -> None:
     """Adds the arguments of a command that writes a checkpoint."""
     parser.add_argument("file", metavar="IN", help="a checkpoint: a file, an index or a folder")
     parser.add_argument("out", metavar="OUT", help=out)
-    parser.add_argument("--max-shard-bytes", metavar="BYTES", type=parse_bytes,
+    parser.add_argument("--max-shard-bytes", metavar="BYTES", type=_bytes,
                         help="write several files of at most so many: 5GB, 512MiB")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        told = f"{text!r} is no number of bytes; type 5GB or 512MiB"
+        raise argparse.ArgumentTypeError(told) from None
 
 
 def run(options: argparse.Namespace, console: Console) -> int:

@@ -89,11 +89,13 @@ def _facts(
     facts.append(("tensors", f"{said_bytes(kept.stored)} stored, {unique}" if twice else unique))
     if kept.missed:
         facts.append(
-            ("missed", f"a loader that knows no ties misses {_listed(kept.missed)}; "
-                       "`tied unpack` writes every name")
+            ("missed", f"by a loader that knows no ties: {_listed(kept.missed)} "
+                       "(`tied unpack` writes every name)")
         )  # fmt: skip
     for name, sources in contents.computed.items():
         facts.append(("computed", f"{name} of {', '.join(sources)}"))
+    if found is None and not contents.aliases and not contents.computed:
+        facts.append(("ties", "none recorded; --discover looks for those that were lost"))
     if found is not None:
         facts += found_facts(found)
     return facts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from tied._cli.printing import Console, clean, counted
@@ -18,6 +19,7 @@ from tied._ties import said_bytes
 MOST = 50
 """The lines that a listing has at most, unless all are asked for."""
 
+_NUMBERS = re.compile(r"[0-9]+")
 _MOST_NAMES = 20  # of one storage
 
 
@@ -35,7 +37,10 @@ def branches(contents: Checkpoint, patterns: Sequence[str] = ()) -> list[Branch]
     Raises:
         FileError: A pattern matches no name.
     """
-    readers: dict[str, list[Alias]] = {name: [] for name in contents.storages}
+    names = list(contents.storages)
+    if contents.format == "safetensors":  # other formats have an order of their own
+        names.sort(key=_by_number)
+    readers: dict[str, list[Alias]] = {name: [] for name in names}
     for alias in contents.aliases.values():
         readers[alias.of].append(alias)
     found = [Branch(contents.storages[name], tuple(readers[name])) for name in readers]
@@ -58,12 +63,21 @@ def branches(contents: Checkpoint, patterns: Sequence[str] = ()) -> list[Branch]
     return kept
 
 
+def _by_number(name: str) -> str:
+    """Returns what sorts `h.2.w` before `h.10.w`."""
+    return _NUMBERS.sub(lambda found: found[0].zfill(12), name)
+
+
 def reads(contents: Checkpoint, name: str) -> str:
     """Returns how a name reads its storage: `enc.T`, `elements 0 to 11`; itself if it is one."""
     alias = contents.aliases.get(name)
     if alias and not contents.storages[alias.of].named and _is_run(alias.layout):
         low, high = alias.layout.extent
         return f"elements {low} to {high - 1}"
+    if alias and alias.layout.dtype:
+        base = contents.storages[alias.of]
+        layout = replace(alias.layout, dtype=dtype_said(alias.layout.dtype))
+        return layout.describe(base.shape, alias.of, base_dtype=dtype_said(base.dtype))
     return contents.describe(name)
 
 
