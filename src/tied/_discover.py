@@ -88,8 +88,8 @@ def discover(
     Equal values are not a tie: nothing is changed, and nothing says that the two should stay equal
     when they are trained.
 
-    Few bytes are read: some elements of each array say which may be equal, and those are compared
-    bit for bit. Of a file, two arrays at most are in memory at a time.
+    Some elements of each array say which may be equal, and those are compared bit for bit. Of a
+    file, two arrays at most are in memory at a time.
 
     Args:
         source: A checkpoint, as for `load`; or a model, or a dict of arrays.
@@ -98,9 +98,9 @@ def discover(
         progress: Is called after each array with the bytes that are done, and with all.
 
     Returns:
-        The findings. Of several arrays with the same values the largest is kept, the first one if
-        they are of one size; one of another order only if that one can't be read as the others
-        are: `W.T.ravel()` is no view of `W`, but `W` is one of it.
+        The findings. Of several arrays with the same values the largest is kept, and the first one
+        of that size. Where the second can't be a view of the first, but the first of the second,
+        the second is kept: `W.T.ravel()` is no view of `W`.
 
     Raises:
         FileError: The checkpoint is not sound.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tied._files.contents import Stored
 from tied._files.samples import Order, Run, lead, level, orders, runs, transposed
-from tied._files.values import constant, elements, same, seen, total
+from tied._files.values import alike, constant, elements, same, seen, total
 from tied._layout import Layout
 from tied._steps import Ints, c_strides
 
@@ -185,7 +185,7 @@ def _holds(x: Any, match: _Match) -> bool:
     y, layout = elements(match.of.stored), match.layout
     if layout is None:
         assert match.back is not None
-        return same(seen(x, match.back), y.reshape(match.of.shape))
+        return same(y.reshape(match.of.shape), seen(x, match.back))
     if layout.strides == Layout.whole(layout.shape).canonical().strides:
-        return same(x, y[: x.size])
+        return alike(x, y[: x.size])
     return same(x.reshape(layout.shape), seen(y, layout))
