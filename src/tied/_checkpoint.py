@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tied import arrays
-from tied._errors import DtypeError, FileError, TiedError
+from tied._errors import DtypeError, FileError, TiedError, TieError
 from tied._files.contents import Checkpoint, Stored
 from tied._files.dtypes import BITS, NAMES
 from tied._files.formats import opener
@@ -48,7 +48,9 @@ def save(
         The file that leads to the checkpoint: the one file, or the index.
 
     Raises:
-        DtypeError: safetensors has no such dtype, or an array has no elements (on `meta`).
+        DtypeError: safetensors has no such dtype.
+        DeviceError: An array has no elements (on `meta`).
+        FileError: The file can't be written, or a name can't be in one.
 
     >>> import numpy as np, pathlib, tempfile, tied
     >>> W = np.ones((2, 3), "float32")
@@ -129,7 +131,14 @@ class _Arrays:
         if layout.dtype is not None:
             layout = dataclasses.replace(layout, dtype=NAMES[layout.dtype])
         flat, _ = self.library.flat(self.storage(base), tuple(range(len(base.shape))))
-        return self.library.read(flat, base.shape, layout, None)
+        try:
+            return self.library.read(flat, base.shape, layout, None)
+        except TiedError as error:
+            raise TieError(
+                f"{self.library.name} has no such view: {name} reads the bits of {base.name}",
+                hint='Read it as framework="numpy", or save it with expand=True',
+                paths=[name, base.name],
+            ) from error
 
     def _fits(self, memory: Any, itemsize: int) -> bool:
         """Returns whether an array can be over these bytes (PyTorch wants them aligned)."""
@@ -152,13 +161,30 @@ class _Arrays:
 
 def array_over(library: arrays.Library, memory: Any, stored: Stored) -> Any:
     """Returns an array over bytes."""
-    if BITS[stored.dtype] % 8:
+    if BITS[stored.dtype] % 8 and not (stored.dtype == "F4" and library.name == "torch"):
         raise FileError(f"{stored.dtype} can't be read", facts=[("tensor", stored.name)],
                         paths=[stored.name])  # fmt: skip
     if library.name == "torch":
-        import torch
-
-        dtype = getattr(torch, NAMES[stored.dtype])
-        return torch.from_numpy(memory).view(dtype).reshape(stored.shape)
+        return _tensor(memory, stored)
     x = memory.view(parse_dtype(NAMES[stored.dtype])).reshape(stored.shape)
-    return x if library.name == "numpy" else library.from_numpy(x)
+    if library.name == "numpy":
+        return x
+    made = library.from_numpy(x)
+    if stored.key:
+        import jax
+
+        return jax.random.wrap_key_data(made, impl=stored.key)
+    return made
+
+
+def _tensor(memory: Any, stored: Stored) -> Any:
+    """Returns a tensor over bytes."""
+    import torch
+
+    dtype = getattr(torch, NAMES[stored.dtype])
+    shape = stored.shape
+    if stored.dtype == "F4":  # two elements in a byte, which is what PyTorch counts
+        shape = (*shape[:-1], shape[-1] // 2)
+    if not stored.nbytes:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(memory).view(dtype).reshape(shape)

@@ -72,7 +72,7 @@ def load_into(
     """
     mine = gather(model, hidden)
     theirs = open_checkpoint(path)
-    fit = _Fit(mine.contents, theirs, cast)
+    fit = Fit(mine.contents, theirs, cast)
     fit.refuse(strict)
     made = _written(model, mine, fit.values, hidden)
     return Loaded(
@@ -80,7 +80,7 @@ def load_into(
     )
 
 
-class _Fit:
+class Fit:
     """What a checkpoint has for the storages of a model."""
 
     def __init__(self, mine: Checkpoint, theirs: Checkpoint, cast: bool) -> None:
@@ -98,12 +98,24 @@ class _Fit:
         known = {*mine.computed, *(name for group in names.values() for name in group)}
         self.unexpected = [name for name in theirs.names() if name not in known]
         for storage, group in names.items():
-            offered = [name for name in group if name in there]
+            offered = [name for name in group if name in there and not self._misled(name, there)]
             if not offered:
                 self.missing.append(storage if mine.storages[storage].named else group[0])
             else:
                 self._take(mine.storages[storage], offered, cast)
         self.aliases = [*mine.aliases, *(n for n in theirs.aliases if n in mine.storages)]
+
+    def _misled(self, name: str, there: set[str]) -> bool:
+        """Returns whether a name is told to be another one, whole, and reads a part of it here.
+
+        The files of safetensors' `save_model` say of a dropped name which one is kept, not how it
+        reads it.
+        """
+        told, own = self.theirs.aliases.get(name), self.mine.aliases.get(name)
+        if told is None or own is None or told.of not in there or told.of != own.of:
+            return False
+        whole = told.layout.is_whole(self.theirs.storages[told.of].shape)
+        return whole and told.layout.shape != own.layout.shape
 
     def _take(self, storage: Stored, offered: list[str], cast: bool) -> None:
         """Takes the value of a storage from the names that the checkpoint has for it."""
@@ -117,6 +129,11 @@ class _Fit:
                 told = f"{NAMES[dtype]} in the file, not {NAMES[own[1]]}"
                 self.conflicts.append(("dtype", f"{name}: {told}"))
                 return
+        keys = {x.key for name in offered if (x := self.theirs.storages.get(name)) is not None}
+        if keys - {storage.key}:
+            told = f"{storage.name}: random keys of {keys.pop() or 'none'} in the file"
+            self.conflicts.append(("dtype", told))
+            return
         dtypes = {self.theirs.dtype(name) for name in offered if not self._rereads(name)}
         if len(dtypes) > 1:
             self.conflicts.append(("dtype", f"{', '.join(offered)}: {', '.join(sorted(dtypes))}"))
@@ -132,16 +149,16 @@ class _Fit:
     def _value(self, storage: Stored, offered: list[str], dtype: str) -> Stored | None:
         nbytes = int(np.prod(storage.shape)) * BITS[dtype] // 8
         whole = storage.name if storage.name in offered else None
-        memory = self._bytes(whole) if whole else np.zeros(nbytes, np.uint8)
-        value = Stored(storage.name, dtype, storage.shape, nbytes, lambda: memory)
+        memory = self._bytes(whole) if whole else self._present(storage, dtype, nbytes)
+        value = Stored(storage.name, dtype, storage.shape, nbytes, lambda: memory, key=storage.key)
         covered = np.full(nbytes, whole is not None)
+        flags = Stored(storage.name, dtype, storage.shape, nbytes, lambda: covered.view("u1"))
         for name in offered:
             if name == whole or self._tied_alike(name, whole):
                 continue
             alias, given = self.mine.aliases[name], self._bytes(name)
-            there = Stored(storage.name, dtype, storage.shape, nbytes, lambda: covered.view("u1"))
             plain = Alias(name, alias.of, unsigned(alias.layout))
-            seen = read_bytes(there, plain).view(bool)
+            seen = read_bytes(flags, plain).view(bool)
             if not np.array_equal(read_bytes(value, alias)[seen], given[seen]):
                 first = whole or next(n for n in offered if n != name)
                 self.conflicts.append(("disagree", f"{first} and {name}, which are one array here"))
@@ -149,10 +166,25 @@ class _Fit:
             if not seen.all():
                 write_bytes(memory, dtype, alias, given)
                 write_bytes(covered.view("u1"), dtype, plain, np.ones_like(given))
-        if not covered.all():
+        if whole is None and not self._covers(storage, flags):
             self.missing.append(f"{storage.name} (a part of it)")
             return None
         return value
+
+    def _present(self, storage: Stored, dtype: str, nbytes: int) -> Any:
+        """Returns the bytes of a storage now: nothing in the model may read some of them."""
+        if dtype == storage.dtype:
+            return storage.memory().copy()
+        return np.zeros(nbytes, np.uint8)
+
+    def _covers(self, storage: Stored, flags: Stored) -> bool:
+        """Returns whether every element that some name of the model reads has got a value."""
+        if storage.named:
+            return bool(flags.memory().all())
+        readers = [alias for alias in self.mine.aliases.values() if alias.of == storage.name]
+        return all(
+            read_bytes(flags, Alias(x.name, x.of, unsigned(x.layout))).all() for x in readers
+        )
 
     def _bytes(self, name: str) -> Any:
         alias = self.theirs.aliases.get(name)
@@ -226,6 +258,8 @@ def _numpy(value: Stored) -> Any:
 
 def _like(array: Any, library: Library, storage: Storage, value: Stored) -> Any:
     """Returns a value as an array like another one: its dtype, and where it is."""
+    if value.key:
+        return array_over(library, value.memory(), value)
     made = library.from_numpy(_in_order(_numpy(value), storage, tuple(array.shape)))
     made = library.as_dtype(made, library.dtype(array))
     sharding = getattr(array, "sharding", None)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # not there on Windows, where nothing is swept up
+    fcntl = None
 
 
 @contextmanager
@@ -16,15 +24,40 @@ def replacing(path: Path) -> Iterator[Path]:
     The bytes are on the disk before the name is, and the name before this returns. If the block
     raises, nothing is left of it and `path` is what it was.
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-    try:
-        yield beside
-        settle(beside)
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    _sweep(path)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_PART}")
+    with beside.open("wb") as held:
+        _lock(held)
+        try:
+            yield beside
+            settle(beside)
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
     settle(path.parent)
+
+
+_PART = ".part"
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Takes a file for this process, as long as it lives; False if another one has it."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(path: Path) -> None:
+    """Removes what writers of the same file have left that were killed."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PART}"):
+        with suppress(OSError), left.open("rb") as file:
+            if _lock(file):
+                left.unlink()
 
 
 def settle(path: Path) -> None:

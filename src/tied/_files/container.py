@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from tied._errors import FileError
+from tied._errors import FileError, TiedError
 from tied._files.contents import Stored
 from tied._files.dtypes import BITS
 from tied._files.header import MOST
@@ -50,7 +51,7 @@ def write_container(
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for x in ordered:
-            memory = x.memory()
+            memory = _memory(x)
             if memory.nbytes != x.nbytes:
                 raise FileError(f"{x.name} has {memory.nbytes:,} bytes, not {x.nbytes:,}",
                                 paths=[x.name])  # fmt: skip
@@ -59,3 +60,15 @@ def write_container(
                 file.write(part)
                 if progress is not None:
                     progress(part.nbytes)
+
+
+def _memory(stored: Stored) -> Any:
+    """Returns the bytes of a storage; what can't be read says which it is."""
+    try:
+        return stored.memory()
+    except TiedError as error:
+        if error.paths:
+            raise
+        facts = [("array", stored.name), *error.facts]
+        hint, paths = error.hint, [stored.name]
+        raise type(error)(error.message, facts=facts, hint=hint, paths=paths) from error

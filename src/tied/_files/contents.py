@@ -30,6 +30,7 @@ class Stored:
         file: The file that they are in, if they are in one of their own right.
         start: Where, counted from its start.
         named: Whether its name is that of an array; else it only is what others read.
+        key: For the data of a random key of JAX, its implementation: "threefry2x32".
     """
 
     name: str
@@ -40,6 +41,7 @@ class Stored:
     file: Path | None = None
     start: int = 0
     named: bool = True
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

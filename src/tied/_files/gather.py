@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path as File
 from typing import Any, NamedTuple
@@ -86,7 +87,7 @@ def _computed(found: Walk) -> dict[str, tuple[str, ...]]:
 
 def _add(contents: Checkpoint, storage: Storage, array: Any, names: dict[int, list[str]]) -> str:
     """Puts a storage and the names that read it into the contents; returns its name there."""
-    code = CODES.get(storage.dtype)
+    code = _code(storage.dtype)
     if code is None:
         raise DtypeError(
             f"a file has no dtype {storage.dtype}",
@@ -94,21 +95,31 @@ def _add(contents: Checkpoint, storage: Storage, array: Any, names: dict[int, li
             hint="Leave it out, or give it another dtype, before you save",
             paths=[storage.name],
         )
+    if not storage.plain and (storage.dtype.startswith("key<") or BITS[code] % 8):
+        raise DtypeError(
+            f"a file has no views of {storage.dtype}",
+            facts=[("array", reader.path) for reader in storage.readers],
+            paths=[reader.path for reader in storage.readers],
+        )
     layouts = _layouts(storage)
     whole = storage.whole if layouts is not None else -1
     base = array if layouts is not None else None
     name = storage.name if whole >= 0 else f"{storage.name}.{SPAN}".lstrip(".")
-    shape = storage.shape if whole >= 0 else (int(np.prod(storage.shape)),)
-    contents.storages[name] = Stored(
-        name, code, shape, int(np.prod(shape)) * BITS[code] // 8,
-        _memory(array, storage if base is None else None), named=whole >= 0,
-    )  # fmt: skip
+    shape = storage.shape if base is not None else (math.prod(storage.shape),)
+    memory = _memory(array, storage if base is None else None)
+    key = ""
+    if storage.dtype.startswith("key<"):
+        key, shape, memory = _key_data(array)
+    elif code == "F4":  # two elements in a byte, which is what PyTorch counts
+        shape = (*shape[:-1], 2 * shape[-1])
+    nbytes = math.prod(shape) * BITS[code] // 8
+    contents.storages[name] = Stored(name, code, shape, nbytes, memory, named=whole >= 0, key=key)
     for number, reader in enumerate(storage.readers):
         layout = reader.layout if layouts is None else layouts[number]
         if layout is None:
             layout = Layout.whole(shape)
         if layout.dtype is not None:
-            layout = dataclasses.replace(layout, dtype=CODES.get(layout.dtype, layout.dtype))
+            layout = dataclasses.replace(layout, dtype=_code(layout.dtype))
         further = names.get(reader.item, [reader.path])
         for place in further:
             if place != name:
@@ -135,17 +146,42 @@ def _layouts(storage: Storage) -> list[Layout | None] | None:
     return layouts
 
 
+def _code(dtype: str) -> str | None:
+    """Returns the code of a dtype; None if safetensors has none."""
+    if dtype.startswith("key<"):
+        return "U32"
+    if dtype.startswith(">"):
+        dtype = np.dtype(dtype).newbyteorder("<").name
+    return CODES.get(dtype)
+
+
+def _key_data(array: Any) -> tuple[str, tuple[int, ...], Callable[[], Any]]:
+    """Returns the implementation of random keys of JAX, and their data."""
+    import jax
+
+    data = jax.random.key_data(array)
+    return str(jax.random.key_impl(array)), tuple(data.shape), _memory(data, None)
+
+
 def _memory(array: Any, in_memory_order: Storage | None) -> Callable[[], Any]:
     """Returns what gives the bytes of an array, in C order, or in that of its memory."""
     kind = kinds[type(array)]
     assert isinstance(kind, Library)
     order = in_memory_order.order if in_memory_order is not None else ()
+    half_bytes = kind.name == "torch" and kind.dtype(array).startswith("float4")
 
     def memory() -> Any:
-        x = kind.to_numpy(array)
+        x = kind.to_numpy(_in_whole_bytes(array) if half_bytes else array)
         x = x.transpose(order) if order else x
         if x.dtype.byteorder == ">":
             x = x.astype(x.dtype.newbyteorder("<"))
         return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
 
     return memory
+
+
+def _in_whole_bytes(tensor: Any) -> Any:
+    """Returns a tensor of half bytes as one of bytes; NumPy has no such elements."""
+    import torch
+
+    return tensor.view(torch.uint8)

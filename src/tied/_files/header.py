@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from tied._errors import FileError
 from tied._files.dtypes import BITS
@@ -50,7 +52,7 @@ def read_header(path: Path) -> Header:
         FileError: It is no safetensors file, or one whose lengths, offsets, shapes or names are
             wrong; no memory for tensors is touched before all are checked.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         length = os.fstat(file.fileno()).st_size
         if length < 8:
             raise bad(path, f"a safetensors file has at least 8 bytes, this one has {length}")
@@ -64,6 +66,32 @@ def read_header(path: Path) -> Header:
     metadata = _metadata(path, told.pop("__metadata__", {}))
     entries = {name: _entry(path, name, x, 8 + size, length) for name, x in told.items()}
     return Header(_in_order(path, entries, 8 + size, length), metadata)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Gives a file to read; not what is no file, which might never end, nor begin.
+
+    Raises:
+        FileError: It is none, or can't be read.
+    """
+    try:
+        if not os.path.isfile(path):
+            raise FileError("this is no file", facts=[("file", str(path))])
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        facts = [("file", str(path)), ("why", error.strerror or str(error))]
+        raise FileError("this file can't be read", facts=facts) from error
+
+
+def small_file(path: Path) -> bytes:
+    """Returns the bytes of a file that is to be read whole, such as an index."""
+    with opened(path) as file:
+        text = file.read(MOST + 1)
+    if len(text) > MOST:
+        raise bad(path, f"JSON of more than {MOST:,} bytes")
+    return text
 
 
 def bad(path: Path, what: str, name: str | None = None) -> FileError:
@@ -80,7 +108,9 @@ def parse(path: Path, text: bytes) -> dict[str, Any]:
                           parse_constant=lambda x: _no_number(path, x))  # fmt: skip
     except RecursionError:
         raise bad(path, "JSON that is nested too deep") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except FileError:
+        raise
+    except ValueError as error:  # no UTF-8, no JSON, or an integer of thousands of digits
         raise bad(path, f"no JSON ({error})") from error
     if not isinstance(told, dict):
         raise bad(path, "JSON that is no object")
@@ -88,12 +118,19 @@ def parse(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    told = dict(pairs)
-    if len(told) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise bad(path, "a key that is there twice", twice)
+    told: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in told:
+            raise bad(path, "a key that is there twice", key)
+        if not is_text(key):
+            raise bad(path, "a name that is no text", ascii(key))
+        told[key] = value
     return told
+
+
+def is_text(name: str) -> bool:
+    """Returns whether a string can be written as UTF-8 (half of a surrogate pair can't)."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _no_number(path: Path, text: str) -> Any:
@@ -101,7 +138,7 @@ def _no_number(path: Path, text: str) -> Any:
 
 
 def _metadata(path: Path, told: Any) -> dict[str, str]:
-    texts = isinstance(told, dict) and all(isinstance(x, str) for x in told.values())
+    texts = isinstance(told, dict) and all(isinstance(x, str) and is_text(x) for x in told.values())
     if not texts:
         raise bad(path, "metadata that is no object of strings")
     return dict(told)
@@ -118,11 +155,16 @@ def _entry(path: Path, name: str, told: Any, first: int, length: int) -> Entry:
     if len(offsets) != 2 or not 0 <= offsets[0] <= offsets[1] <= length - first:
         raise bad(path, f"offsets {list(offsets)} in {length - first:,} bytes of data", name)
     bits = math.prod(shape) * BITS[dtype]
-    if bits >> 66 or bits % 8 or bits // 8 != offsets[1] - offsets[0]:
-        takes = f"{bits // 8:,}" if bits < 1 << 66 else "more than 2**63"
+    if too_large(shape, dtype) or bits % 8 or bits // 8 != offsets[1] - offsets[0]:
+        takes = f"{bits // 8:,}" if not too_large(shape, dtype) else "more than 2**63"
         raise bad(path, f"{dtype} of shape {list(shape)} takes {takes} bytes, not "
                   f"{offsets[1] - offsets[0]:,}", name)  # fmt: skip
     return Entry(dtype, shape, first + offsets[0], offsets[1] - offsets[0])
+
+
+def too_large(shape: tuple[int, ...], dtype: str) -> bool:
+    """Returns whether no array can have a shape, even if one of its dimensions is 0."""
+    return math.prod(max(1, n) for n in shape) * BITS[dtype] >> 66 > 0
 
 
 def ints(path: Path, name: str, told: Any, what: str, most: int, low: int = 0) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from tied._errors import FileError
 from tied._files.contents import INDEX, ONE, Alias, Checkpoint, Stored
-from tied._files.header import bad, parse, read_header
+from tied._files.header import bad, opened, parse, read_header, small_file
 from tied._files.table import read_table
 from tied._layout import Layout
 
@@ -55,6 +56,8 @@ def _tie(contents: Checkpoint, headers: dict[Path, Any]) -> None:
         contents.computed |= table["computed"]
         for name in table["unnamed"]:
             contents.storages[name] = dataclasses.replace(contents.storages[name], named=False)
+        for name, impl in table["keys"].items():
+            contents.storages[name] = dataclasses.replace(contents.storages[name], key=impl)
         if table["expanded"]:
             for name in table["aliases"]:
                 contents.storages.pop(name, None)
@@ -64,7 +67,7 @@ def _tie(contents: Checkpoint, headers: dict[Path, Any]) -> None:
 
 def tie_by_index(contents: Checkpoint, path: Path) -> None:
     """Adds the aliases in the metadata of an index, as transformers and accelerate write them."""
-    told = parse(path, path.read_bytes()).get("metadata", {})
+    told = parse(path, small_file(path)).get("metadata", {})
     for name, kept in told.items() if isinstance(told, dict) else ():
         if isinstance(kept, str) and kept in contents.storages and name not in contents.storages:
             layout = Layout.whole(contents.storages[kept].shape)
@@ -73,21 +76,21 @@ def tie_by_index(contents: Checkpoint, path: Path) -> None:
 
 def files_of(path: Path) -> dict[Path, set[str] | None]:
     """Returns the files of an index, and the tensors that it says each has."""
-    told = parse(path, path.read_bytes()).get("weight_map")
+    told = parse(path, small_file(path)).get("weight_map")
     if not isinstance(told, dict) or not all(isinstance(x, str) for x in told.values()):
         raise bad(path, "an index without a weight_map of strings")
     files: dict[Path, set[str] | None] = {}
     for name, file in told.items():
-        if file in ("", ".", "..") or "/" in file or "\\" in file or "\0" in file:
+        if file in ("", ".", "..") or set(file) & {"/", "\\", "\0"} or len(file) > 255:
             raise bad(path, f"the index leads out of its folder: {file!r}", name)
         there = path.parent / file
         names = files.setdefault(there, set())
         assert names is not None
         names.add(name)
+    if not files:
+        raise bad(path, "an index of no files")
     for there in files:
-        if there.is_symlink() and not there.resolve().is_file():
-            raise bad(path, f"{there.name} is no file")
-        if not there.is_file():
+        if not os.path.isfile(there):
             raise FileError("a file of the checkpoint is not there", facts=[("file", str(there))])
     return files
 
@@ -104,7 +107,7 @@ class Mapped:
         if nbytes == 0:
             return np.empty(0, np.uint8)
         if self._map is None:
-            with self.path.open("rb") as file:
+            with opened(self.path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         if start + nbytes > len(self._map):
             raise bad(self.path, "a file that has become shorter")
@@ -115,6 +118,7 @@ def open_folder(path: Path) -> Path:
     """Returns the file of a folder that leads to its checkpoint: the index, or the one file."""
     indices = [path / INDEX] if (path / INDEX).is_file() else sorted(path.glob("*.index.json"))
     single = [path / ONE] if (path / ONE).is_file() else sorted(path.glob("*.safetensors"))
+    single = [file for file in single if "-of-" not in file.name]  # a part is no checkpoint
     for found in (indices, single):
         if len(found) == 1:
             return found[0]

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tied._files.contents import Alias, Checkpoint, Stored
-from tied._files.dtypes import BITS, NAMES
-from tied._files.header import Header, bad, ints, parse
+from tied._files.dtypes import BITS
+from tied._files.header import Header, bad, ints, parse, too_large
 from tied._layout import Layout
 
 KEY = "tied"
 VERSION = 1
 _LOW = -(1 << 62)
+_NO_NAMES = (KEY, "format", "__metadata__")
 _FIELDS = {"of", "shape", "strides", "offset", "conj", "neg", "dtype"}
 
 
@@ -31,19 +32,22 @@ def write_table(contents: Checkpoint, names: set[str], *, expanded: bool) -> dic
     aliases = {x.name: x for x in contents.aliases.values() if x.of in names}
     computed = {k: list(v) for k, v in contents.computed.items() if set(v) <= names}
     unnamed = [name for name in names if not contents.storages[name].named]
-    if not aliases and not computed:
+    keys = {name: contents.storages[name].key for name in sorted(names)
+            if contents.storages[name].key}  # fmt: skip
+    if not aliases and not computed and not keys:
         return {}
     table: dict[str, Any] = {
         "version": VERSION, "aliases": {name: _row(alias) for name, alias in aliases.items()}
     }  # fmt: skip
     table |= {"computed": computed} if computed else {}
     table |= {"unnamed": sorted(unnamed)} if unnamed else {}
+    table |= {"keys": keys} if keys else {}
     table |= {"expanded": True} if expanded else {}
     whole = {
         name: alias.of
         for name, alias in aliases.items()
         if not expanded
-        and name not in (KEY, "format")
+        and name not in _NO_NAMES
         and contents.storages[alias.of].named
         and alias.layout.is_whole(contents.storages[alias.of].shape)
     }
@@ -80,33 +84,62 @@ def read_table(path: Path, header: Header, storages: dict[str, Stored]) -> dict[
     aliases = {
         name: Alias(name, kept, Layout.whole(storages[kept].shape))
         for name, kept in header.metadata.items()
-        if kept in storages and name not in storages and name != KEY
+        if kept in storages and name not in storages and name not in _NO_NAMES
     }
-    found: dict[str, Any] = {"aliases": aliases, "computed": {}, "unnamed": [], "expanded": False}
+    found: dict[str, Any] = {
+        "aliases": aliases, "computed": {}, "unnamed": [], "expanded": False, "keys": {}
+    }  # fmt: skip
     text = header.metadata.get(KEY)
     if text is None:
         return found
     told = parse(path, text.encode())
-    if told.get("version") != VERSION:
-        raise bad(path, f"a tie table of version {told.get('version')!r}; this is read: {VERSION}")
-    found["expanded"] = told.get("expanded") is True
+    version = told.get("version")
+    if type(version) is not int or version != VERSION:
+        raise bad(path, f"a tie table of version {version!r}; this is read: {VERSION}")
+    if type(told.get("expanded", False)) is not bool:
+        raise bad(path, "a tie table whose 'expanded' is neither true nor false")
+    found["expanded"] = told.get("expanded", False)
     rows, computed, unnamed = (
         told.get("aliases", {}), told.get("computed", {}), told.get("unnamed", [])
     )  # fmt: skip
     if not isinstance(rows, dict) or not isinstance(computed, dict):
         raise bad(path, "a tie table whose aliases are no object")
+    sources = {str(row.get("of")) for row in rows.values() if isinstance(row, dict)}
     for name, row in rows.items():
         aliases[name] = _alias(path, name, row, storages)
+        if name in sources or name == "__metadata__":
+            raise bad(path, "an alias that can't be one", name)
         if name in storages and not found["expanded"]:
             raise bad(path, "an alias that is stored too", name)
-    for name, sources in computed.items():
-        if not _texts(sources) or not set(sources) <= storages.keys():
+        if found["expanded"] and not _is_stored(aliases[name], storages):
+            raise bad(path, "an expanded alias that is not stored as it reads", name)
+    for name, of in computed.items():
+        if not _texts(of) or not set(of) <= storages.keys():
             raise bad(path, "what it is computed from is not in the file", name)
-        found["computed"][name] = tuple(sources)
+        found["computed"][name] = tuple(of)
     if not _texts(unnamed) or not set(unnamed) <= storages.keys():
         raise bad(path, "storages without a name that are not in the file")
     found["unnamed"] = unnamed
+    found["keys"] = _keys(path, told.get("keys", {}), storages)
     return found
+
+
+def _keys(path: Path, told: Any, storages: dict[str, Stored]) -> dict[str, str]:
+    """Returns which storages are the data of random keys of JAX, and of which implementation."""
+    if not isinstance(told, dict):
+        raise bad(path, "random keys that are no object")
+    for name, impl in told.items():
+        stored = storages.get(name)
+        if stored is None or stored.dtype != "U32" or not stored.shape or not isinstance(impl, str):
+            raise bad(path, "it is no random key", name)
+    return told
+
+
+def _is_stored(alias: Alias, storages: dict[str, Stored]) -> bool:
+    """Returns whether a tensor is there with the shape and dtype of what an alias reads."""
+    own, of = storages.get(alias.name), storages[alias.of]
+    dtype = alias.layout.dtype or of.dtype
+    return own is not None and (own.shape, own.dtype) == (alias.layout.shape, dtype)
 
 
 def _texts(told: Any) -> bool:
@@ -126,10 +159,13 @@ def _alias(path: Path, name: str, row: Any, storages: dict[str, Stored]) -> Alia
     conj, neg = row.get("conj", False), row.get("neg", False)
     if len(shape) != len(strides) or type(conj) is not bool or type(neg) is not bool:
         raise bad(path, "a layout whose parts do not fit", name)
-    if dtype is not None and (dtype not in NAMES or BITS[dtype] % 8):
+    if dtype is not None and (not isinstance(dtype, str) or BITS.get(dtype, 1) % 8):
         raise bad(path, f"the dtype {dtype!r}", name)
+    seen = dtype or stored.dtype
+    if (conj and seen != "C64") or (neg and seen in ("BOOL", "F8_E8M0")):
+        raise bad(path, f"a sign of {seen}", name)
     layout = Layout(shape, strides, offset, conj, neg, dtype)
-    if not _inside(layout, stored):
+    if too_large(shape, seen) or not _inside(layout, stored):
         raise bad(path, f"it reads outside of {stored.name}", name)
     return Alias(name, stored.name, layout)
 
@@ -140,10 +176,13 @@ def _inside(layout: Layout, stored: Stored) -> bool:
     unit = 8 if layout.dtype is not None else bits
     if bits % 8 and layout.dtype is None and layout.shape != stored.shape:
         return False  # elements that are no whole bytes can't be read in part
-    reach = [(n - 1) * s for n, s in zip(layout.shape, layout.strides, strict=True)]
     if 0 in layout.shape:
-        return True
+        return layout.offset * unit <= stored.nbytes * 8 and not any(
+            abs(s) * unit > 1 << 60 for s in layout.strides
+        )
+    reach = [(n - 1) * s for n, s in zip(layout.shape, layout.strides, strict=True)]
     low = layout.offset + sum(x for x in reach if x < 0)
     high = layout.offset + sum(x for x in reach if x > 0)
     last = BITS[layout.dtype] // 8 if layout.dtype is not None else 1
-    return low >= 0 and (high + last) * unit <= stored.nbytes * 8
+    far = any(abs(s) * unit > 1 << 60 for s in layout.strides)
+    return low >= 0 and not far and (high + last) * unit <= stored.nbytes * 8

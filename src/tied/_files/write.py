@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import secrets
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from tied._errors import FileError, UntiedWarning, callers_level
 from tied._files.atomic import replacing, settle, write_text
 from tied._files.container import Progress, write_container
 from tied._files.contents import INDEX, ONE, Alias, Checkpoint, Stored
 from tied._files.dtypes import BITS
 from tied._files.elements import read_bytes
+from tied._files.header import is_text
 from tied._files.table import write_table
 
 
@@ -39,12 +42,32 @@ def write(
     Returns:
         The file, or the index of the files.
     """
+    _refuse_names(contents)
     pieces = dict(contents.storages)
     if expand:
+        _warn_of_spans(contents)
         pieces |= {x.name: _expanded(contents, x) for x in contents.aliases.values()}
         pieces = {name: x for name, x in pieces.items() if x.named}
     notes = {**contents.metadata, **(metadata or {})}
+    try:
+        return _placed(contents, pieces, path, expand, max_shard_bytes, notes, progress)
+    except OSError as error:
+        facts = [("file", str(path)), ("why", error.strerror or str(error))]
+        raise FileError("the file can't be written", facts=facts) from error
+
+
+def _placed(
+    contents: Checkpoint, pieces: dict[str, Stored], path: Path, expand: bool,
+    max_shard_bytes: int | None, notes: Mapping[str, str], progress: Progress | None,
+) -> Path:  # fmt: skip
+    """Writes the pieces to a file, or into a folder."""
     if max_shard_bytes is None and not path.is_dir():
+        if path.suffix != ".safetensors":
+            raise FileError(
+                "a file of this name would be taken for another format",
+                facts=[("file", str(path))],
+                hint=f"Name it {path.stem}.safetensors",
+            )
         _write_file(contents, pieces, path, expand, notes, progress)
         return path
     path.mkdir(parents=True, exist_ok=True)
@@ -77,19 +100,52 @@ def _write_shards(
         index = {"metadata": {"total_size": total}, "weight_map": places}
         write_text(path / INDEX, json.dumps(index, indent=2))
     except BaseException:
-        for file in done:
-            file.unlink(missing_ok=True)
+        if not _leads_to(path / INDEX, files[0]):  # else it is the checkpoint now
+            for file in done:
+                file.unlink(missing_ok=True)
         raise
     _forget(path, {INDEX, *(file.name for file in files)})
     return path / INDEX
 
 
+def _leads_to(index: Path, file: Path) -> bool:
+    return index.is_file() and f'"{file.name}"' in index.read_text(encoding="utf-8")
+
+
 def _forget(path: Path, kept: set[str]) -> None:
-    """Removes the files of the checkpoint that was in a folder before."""
-    for file in path.glob("model*.safetensors*"):
-        if file.name not in kept and (file.name in (ONE, INDEX) or "-of-" in file.name):
+    """Removes the files of the checkpoint that was in a folder before: what leads to it first."""
+    if INDEX not in kept and (path / INDEX).exists():
+        (path / INDEX).unlink()
+        settle(path)
+    for file in path.glob("model*.safetensors"):
+        if file.name not in kept and (file.name == ONE or "-of-" in file.name):
             file.unlink()
     settle(path)
+
+
+def _refuse_names(contents: Checkpoint) -> None:
+    """Raises for names that no file can have."""
+    for name in (*contents.storages, *contents.aliases):
+        if name == "__metadata__" or not is_text(name):
+            raise FileError(f"no array can be named {name!a}", paths=[ascii(name)])
+        if name in contents.storages and name in contents.aliases:
+            raise FileError(
+                f"two arrays have the name {name}",
+                hint="A key with a dot in it reads like two keys: rename it",
+                paths=[name],
+            )
+
+
+def _warn_of_spans(contents: Checkpoint) -> None:
+    """Warns of ties that an expanded file does not hold, as no tensor in it has all elements."""
+    for stored in contents.storages.values():
+        if not stored.named:
+            names = [alias.name for alias in contents.aliases.values() if alias.of == stored.name]
+            warnings.warn(
+                f"expand=True writes {', '.join(names)} apart: no tensor holds them all",
+                UntiedWarning,
+                stacklevel=callers_level(),
+            )
 
 
 def _shards(pieces: dict[str, Stored], most: int | None) -> list[dict[str, Stored]]:

@@ -16,7 +16,7 @@ from tied._files.contents import Checkpoint, Stored
 from tied._files.elements import read_bytes
 from tied._files.gather import gather
 from tied._files.write import write
-from tied._load_into import _Fit
+from tied._load_into import Fit
 
 Place = str | os.PathLike[str]
 
@@ -100,7 +100,7 @@ def load_model(
     theirs = open_checkpoint(filename)
     mine = gather(_in_order(model), hidden="raise").contents
     _forget_parts(theirs, mine)
-    fit = _Fit(mine, theirs, cast=True)
+    fit = Fit(mine, theirs, cast=True)
     fit.conflicts = [x for x in fit.conflicts if x[0] != "shape"]  # PyTorch says those, all at once
     fit.refuse(strict=False)
     state = {name: _read(theirs, name, stored)
