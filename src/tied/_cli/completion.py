@@ -74,7 +74,7 @@ _tied() {{
     elif [[ -n $words ]]; then
         COMPREPLY=($(compgen -W "$words" -- "$current"))
     else
-        compopt -o filenames 2>/dev/null
+        compopt -o filenames 2>/dev/null || true
         local IFS=$'\\n'
         COMPREPLY=($(compgen -f -- "$current"))
     fi

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from tied._checkpoint import open_checkpoint
-from tied._cli.outputs import Request, kind, write_to
+from tied._cli.outputs import Request, kind, untied, write_to
 from tied._cli.pack import add_places, forget_checksums, written, written_dict
-from tied._cli.printing import Console, counted
+from tied._cli.printing import Console, listed
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -24,11 +24,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     request = Request("converting", max_shard_bytes=options.max_shard_bytes, force=options.force)
     form = kind(out)
     made = write_to(contents, out, request)
-    lost = list(contents.aliases) if form == "npz" else []
-    console.document({**written_dict(contents, contents, made), "ties_lost": lost})
-    told = written(contents, made)
-    if lost:
-        many = counted(len(lost), "name")
-        told[1:] = [("lost", f"{form} holds no ties: {many} became arrays of their own")]
-    console.facts(told)
+    apart = untied(contents, form, expand=False)
+    console.document({**written_dict(contents, contents, made), "untied": apart})
+    facts = written(contents, made, len(apart))
+    if apart:
+        facts.append(("untied", f"{listed(apart)}: {form} holds no ties"))
+    console.facts(facts)
     return 0

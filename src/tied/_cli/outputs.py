@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -14,7 +15,7 @@ import numpy as np
 
 from tied._checkpoint import load
 from tied._cli.progress import Progress
-from tied._errors import DtypeError, FileError, LibraryError, TiedError
+from tied._errors import DtypeError, FileError, LibraryError, TiedError, UntiedWarning
 from tied._files.atomic import replacing
 from tied._files.contents import Checkpoint
 from tied._files.dtypes import BITS, NAMES
@@ -41,14 +42,12 @@ class Request:
         doing: What the command does, for its progress bar: "packing".
         expand: Write an array for every name.
         max_shard_bytes: The most bytes of tensors in one file.
-        metadata: What else the file is to say of itself.
         force: Replace what is there.
     """
 
     doing: str
     expand: bool = False
     max_shard_bytes: int | None = None
-    metadata: Mapping[str, str] | None = None
     force: bool = False
 
 
@@ -111,8 +110,12 @@ def write_to(contents: Checkpoint, out: Path, request: Request) -> Path:
         if form == "safetensors":
             return _write_safetensors(contents, out, request, progress)
         writer = _write_npz if form == "npz" else _write_pt
-        with replacing(out) as beside, beside.open("wb") as file:
-            writer(contents, file, request, progress)
+        try:
+            with replacing(out) as beside, beside.open("wb") as file:
+                writer(contents, file, request, progress)
+        except OSError as error:
+            facts = [("file", str(out)), ("why", error.strerror or str(error))]
+            raise FileError("the file can't be written", facts=facts) from error
     return out
 
 
@@ -152,10 +155,12 @@ def _write_safetensors(
     if made:
         out.mkdir()
     try:
-        return write(
-            contents, out, expand=request.expand, max_shard_bytes=request.max_shard_bytes,
-            metadata=request.metadata, progress=progress,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UntiedWarning)  # `untied` says it
+            return write(
+                contents, out, expand=request.expand, max_shard_bytes=request.max_shard_bytes,
+                progress=progress,
+            )  # fmt: skip
     except BaseException:
         if made and not any(out.iterdir()):
             out.rmdir()
@@ -165,6 +170,21 @@ def _write_safetensors(
 def nbytes_of(contents: Checkpoint, name: str) -> int:
     """Returns the bytes of an array."""
     return math.prod(contents.shape(name)) * BITS[contents.dtype(name)] // 8
+
+
+def untied(contents: Checkpoint, form: str, expand: bool) -> list[str]:
+    """Returns the names that come untied when a checkpoint is written.
+
+    Args:
+        contents: The checkpoint.
+        form: The format: one of the values of `FORMATS`.
+        expand: Whether every name is written.
+    """
+    if form == "safetensors" and not expand:
+        return []
+    if form == "safetensors":  # where a tensor holds all of them, the tie table has them
+        return [x.name for x in contents.aliases.values() if not contents.storages[x.of].named]
+    return list(contents.aliases) if form == "npz" or expand else []
 
 
 def bytes_of(contents: Checkpoint, name: str) -> Any:
@@ -226,4 +246,10 @@ def _write_pt(
             name: arrays[name].clone(memory_format=torch.contiguous_format)
             for name in contents.aliases
         }
-    torch.save(arrays, cast(BinaryIO, _Watched(file, progress)))
+    try:
+        torch.save(arrays, cast(BinaryIO, _Watched(file, progress)))
+    except RuntimeError as error:
+        # It ends its archive even when it is broken off, and fails at that again.
+        if isinstance(error.__context__, KeyboardInterrupt | OSError):
+            raise error.__context__ from None
+        raise

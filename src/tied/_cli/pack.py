@@ -74,11 +74,12 @@ def forget_checksums(contents: Checkpoint) -> None:
     contents.metadata = {k: v for k, v in contents.metadata.items() if k != KEY}
 
 
-def written(contents: Checkpoint, made: Path) -> list[tuple[str, str]]:
-    """Returns what to print of a checkpoint that was written."""
-    ties = counted(len(contents.aliases), "name") + " tied to them" if contents.aliases else ""
-    storages = f"{counted(len(contents.storages), 'storage')}, {said_bytes(contents.nbytes)}"
-    return [("written", str(made)), ("storages", ", ".join(x for x in (storages, ties) if x))]
+def written(contents: Checkpoint, made: Path, apart: int = 0) -> list[tuple[str, str]]:
+    """Returns what to print of a checkpoint that was written, and some of whose names apart."""
+    tied = len(contents.aliases) - apart
+    text = f"{counted(len(contents.storages), 'storage')}, {said_bytes(contents.nbytes)}"
+    text += f", {counted(tied, 'name')} tied to them" if tied else ""
+    return [("written", str(made)), ("storages", text)]
 
 
 def written_dict(source: Checkpoint, contents: Checkpoint, made: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -13,6 +14,7 @@ from tied._errors import TiedError
 VERSION = 1
 """The version of the JSON documents; a key may be added under it, none is taken away or changed."""
 
+_MOST_NAMES = 8
 _STYLES = {"name": "1", "alias": "36", "good": "32", "bad": "31", "note": "33", "dim": "2"}
 
 
@@ -108,6 +110,12 @@ def complain(text: str) -> None:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Returns a number and what is counted: "1 tie", "1,200 ties"."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns the first of some names, and how many more there are."""
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def number_said(value: float) -> str:

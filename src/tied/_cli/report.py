@@ -27,11 +27,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Runs the command."""
-    from tied._cli.page import render
-
     contents = open_checkpoint(options.file)
     out = Path(options.out)
     check(contents, out, Request("drawing", force=options.force))
+    from tied._cli.page import render
+
     page = render(contents, find(contents) if options.discover else None)
     write_text(out, page)
     nbytes = out.stat().st_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from tied._cli.parser import COMMANDS, make_parser
@@ -29,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = COMMANDS[options.command].run(options, console)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warned
+            code = COMMANDS[options.command].run(options, console)
         sys.stdout.flush()
     except KeyboardInterrupt:
         complain("interrupted")
@@ -42,3 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.failed(error)
         return UNUSABLE
     return code
+
+
+def _warned(message: Warning | str, *of: object, **more: object) -> None:
+    complain(f"warning: {message}")

@@ -7,14 +7,12 @@ from typing import Any
 
 from tied._checkpoint import open_checkpoint
 from tied._cli.found import find, found_dict, found_facts
-from tied._cli.printing import Console, counted
+from tied._cli.printing import Console, counted, listed
 from tied._cli.tree import Branch, branches, lines, reads, total
 from tied._discover import Discovered
 from tied._files.contents import Alias, Checkpoint
 from tied._files.header import read_header
 from tied._ties import said_bytes
-
-_MOST_NAMES = 8
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +87,7 @@ def _facts(
     facts.append(("tensors", f"{said_bytes(kept.stored)} stored, {unique}" if twice else unique))
     if kept.missed:
         facts.append(
-            ("missed", f"by a loader that knows no ties: {_listed(kept.missed)} "
+            ("missed", f"by a loader that knows no ties: {listed(kept.missed)} "
                        "(`tied unpack` writes every name)")
         )  # fmt: skip
     for name, sources in contents.computed.items():
@@ -99,11 +97,6 @@ def _facts(
     if found is not None:
         facts += found_facts(found)
     return facts
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def alias_dict(contents: Checkpoint, alias: Alias) -> dict[str, Any]:

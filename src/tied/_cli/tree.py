@@ -49,8 +49,8 @@ def branches(contents: Checkpoint, patterns: Sequence[str] = ()) -> list[Branch]
     unused = set(patterns)
     kept = []
     for branch in found:
-        names = (branch.stored.name, *(alias.name for alias in branch.aliases))
-        matched = {p for p in patterns if any(fnmatchcase(name, p) for name in names)}
+        own = (branch.stored.name, *(alias.name for alias in branch.aliases))
+        matched = {p for p in patterns if any(fnmatchcase(name, p) for name in own)}
         unused -= matched
         if matched:
             kept.append(branch)

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from tied._checkpoint import open_checkpoint
-from tied._cli.outputs import Request, kind, nbytes_of, write_to
+from tied._cli.outputs import Request, kind, nbytes_of, untied, write_to
 from tied._cli.pack import add_places, forget_checksums
-from tied._cli.printing import Console, counted
+from tied._cli.printing import Console, counted, listed
 from tied._ties import said_bytes
 
 
@@ -26,14 +26,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
                       force=options.force)  # fmt: skip
     form = kind(out)
     made = write_to(contents, out, request)
+    apart = untied(contents, form, expand=True)
     names = list(contents.names())
     nbytes = sum(nbytes_of(contents, name) for name in names)
     console.document({
         "path": str(contents.path), "written": str(made), "format": form, "names": len(names),
-        "nbytes": nbytes, "unique_nbytes": contents.nbytes,
+        "nbytes": nbytes, "unique_nbytes": contents.nbytes, "untied": apart,
     })  # fmt: skip
-    again = nbytes - contents.nbytes
-    more = f", {said_bytes(again)} of them again for ties" if again > 0 else ""
-    told = f"{counted(len(names), 'array')}, {said_bytes(nbytes)}{more}"
-    console.facts([("written", str(made)), ("names", told)])
+    told = f"{counted(len(names), 'array')}, {said_bytes(nbytes)}"
+    facts = [("written", str(made)), ("names", told)]
+    if apart:
+        facts.append(("untied", listed(apart)))
+    console.facts(facts)
     return 0

@@ -15,14 +15,13 @@ import numpy as np
 from tied._checkpoint import open_checkpoint
 from tied._cli.checksums import ALGORITHM, checksum, read_checksums
 from tied._cli.outputs import bytes_of
-from tied._cli.printing import Console, clean, counted, paint
+from tied._cli.printing import Console, clean, counted, listed, paint
 from tied._cli.progress import Progress
 from tied._files.contents import Checkpoint
 from tied._files.header import Entry, read_header
 from tied._ties import said_bytes
 
 _PIECE = 16 << 20
-_MOST_NAMES = 8
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -61,14 +60,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
         style = {True: "good", False: "bad", None: "dim"}[check.sound]
         mark = {True: "ok", False: "BAD", None: "-"}[check.sound]
         told = f"{check.what:<10} {paint(style, f'{mark:<4}', console.colour)} {check.text}"
-        console.say(told + clean(_listed(check.names)))
+        console.say(told + (f": {clean(listed(check.names))}" if check.names else ""))
     console.say(paint(*(("good", "sound") if sound else ("bad", "not sound")), console.colour))
     return 0 if sound else 1
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
-    return (": " if names else "") + ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _checks(contents: Checkpoint) -> Iterator[Check]:
