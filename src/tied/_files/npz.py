@@ -72,13 +72,14 @@ def _header(path: Path, name: str, file: IO[bytes]) -> _Header:
         version = npy.read_magic(file)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
         shape, fortran, dtype = read(file, max_header_size=_MOST)
+        start = file.tell()
     except BROKEN as error:
         raise bad(path, f"no array of NumPy ({error})", name) from error
     if dtype.hasobject:
         raise bad(path, "objects of Python, which are pickles", name)
     if dtype.name not in CODES:
         raise bad(path, f"the dtype {dtype}", name)
-    return _Header(dtype, ints(path, name, list(shape), "a shape", 64), bool(fortran), file.tell())
+    return _Header(dtype, ints(path, name, list(shape), "a shape", 64), bool(fortran), start)
 
 
 def _stored(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import pickle
+import struct
+import tokenize
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,9 @@ from tied._files.contents import Checkpoint
 
 BROKEN = (
     ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError,
-    MemoryError, NotImplementedError, OSError, RecursionError, RuntimeError, TypeError, ValueError,
-    pickle.UnpicklingError,
+    MemoryError, NotImplementedError, OSError, RecursionError, RuntimeError, SyntaxError,
+    TypeError, ValueError, pickle.UnpicklingError, struct.error, tokenize.TokenError,
+    zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 """What a library may raise over a file that is broken, or made to break it."""
 

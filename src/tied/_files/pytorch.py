@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import zipfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,25 @@ def open_pytorch(path: Path) -> Checkpoint:
         FileError: The file is not sound, or holds more than tensors.
         LibraryError: PyTorch is not installed.
     """
-    state = _load(path)
+    torch = needed("torch", "torch", f"reading {path.name}")
+    lengths = _lengths(path)
+    state = _load(path, torch, lengths is not None)
     if not isinstance(state, (dict, list, tuple)):
         state = {path.stem: state}
     try:
         gathered = gather(state, hidden="raise")
     except DtypeError as error:
         raise bad(path, error.message, *error.paths[:1]) from error
+    except BROKEN as error:
+        raise bad(path, f"it holds what is no tensor ({error})") from error
     contents = gathered.contents
     for name, (_, array) in gathered.arrays.items():
         if str(getattr(array, "layout", "torch.strided")) != "torch.strided":
             raise bad(path, "a sparse tensor", name)
+        nbytes = array.untyped_storage().nbytes()
+        # PyTorch maps as many bytes as the pickle says, also beyond the member that has them.
+        if lengths is not None and nbytes not in lengths:
+            raise bad(path, f"{nbytes:,} bytes where the archive has fewer", name)
     contents.path, contents.format, contents.files = path, "pytorch", (path,)
     return contents
 
@@ -63,14 +71,12 @@ def open_pytorch_index(path: Path) -> Checkpoint:
     return contents
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, torch: Any, is_zip: bool) -> Any:
     """Returns the tensors of a file, over the file where that can be mapped."""
-    torch = needed("torch", "torch", f"reading {path.name}")
-    is_zip = zipfile.is_zipfile(path)
-    if is_zip:
-        _check_archive(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except BROKEN as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         if found is None:
@@ -83,12 +89,15 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def _check_archive(path: Path) -> None:
-    """Raises for what PyTorch does not write as a checkpoint.
+def _lengths(path: Path) -> set[int] | None:
+    """Returns the bytes that storages in an archive have; None if the file is older than those.
 
     Raises:
         FileError: The archive is a program, or has members that grow when they are read.
     """
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\3\4":  # as PyTorch decides it
+            return None
     archive = Archive(path)
     archive.close()
     if any(name.partition("/")[2] == "constants.pkl" for name in archive.members):
@@ -99,3 +108,4 @@ def _check_archive(path: Path) -> None:
         )
     for name in archive.packed():
         raise bad(path, "a member that is compressed", name)
+    return {0, *(n for name, n in archive.members.items() if "/data/" in name)}

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from tied._files.header import bad
-from tied._files.outside import too_much
+from tied._files.outside import BROKEN, too_much
 from tied._files.read import Mapped
 
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError,
-           ValueError)  # fmt: skip
 _LOCAL = 30  # bytes of a member's own header, before its name
 
 
@@ -36,9 +33,9 @@ class Archive:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except _BROKEN as error:
+        except BROKEN as error:
             raise bad(path, f"no zip archive ({error})") from error
-        found = [info for info in self._zip.infolist() if not info.is_dir()]
+        found = [info for info in self._zip.infolist() if info.filename[-1:] != "/"]
         self._infos = {info.filename: info for info in found}
         self._mapped = Mapped(path)
         self._length = os.stat(path).st_size
@@ -48,6 +45,8 @@ class Archive:
                 raise bad(path, "a member that is there twice", info.filename)
             if info.flag_bits & 1:
                 raise bad(path, "a member that is encrypted", info.filename)
+            if not 0 <= info.header_offset < self._length:
+                raise bad(path, "a member that is not where the archive says", info.filename)
         packed = [info for info in found if info.compress_type != zipfile.ZIP_STORED]
         nbytes = sum(info.file_size for info in packed)
         if too_much(nbytes, self._length):
@@ -65,7 +64,7 @@ class Archive:
         """Opens a member to read from its start."""
         try:
             return self._zip.open(self._infos[name])
-        except _BROKEN as error:
+        except BROKEN as error:
             raise bad(self.path, f"a member that can't be read ({error})", name) from error
 
     def read(self, name: str, most: int) -> bytes:
@@ -73,9 +72,8 @@ class Archive:
         if self.members[name] > most:
             raise bad(self.path, f"{self.members[name]:,} bytes; at most {most:,} are read", name)
         try:
-            with self.open(name) as file:
-                return file.read()
-        except _BROKEN as error:
+            return self._zip.read(name)
+        except BROKEN as error:
             raise bad(self.path, f"a member that can't be read ({error})", name) from error
 
     def start(self, name: str) -> int | None:
@@ -113,7 +111,7 @@ def _unpacked(path: Path, name: str, skip: int, nbytes: int) -> Any:
             while done < nbytes and (piece := file.read(min(1 << 24, nbytes - done))):
                 out[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
                 done += len(piece)
-    except (*_BROKEN, KeyError) as error:
+    except BROKEN as error:
         raise bad(path, f"a member that can't be read ({error})", name) from error
     if done < nbytes:
         raise bad(path, "a member that ends too soon", name)
