@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tied._checkpoint import Place, array_over, open_checkpoint
-from tied._errors import FileError
+from tied._errors import FileError, TieError
 from tied._files.contents import Alias, Checkpoint, Stored
 from tied._files.dtypes import BITS, NAMES
 from tied._files.elements import read_bytes, unsigned, write_bytes
@@ -28,7 +28,7 @@ class Loaded:
             can be written to (NumPy, PyTorch), a new one otherwise (JAX).
         loaded: The storages that were written, by name.
         aliases: Names that needed no array of their own: they read a storage, here or in the file.
-        missing: Storages of the model of which the checkpoint has nothing.
+        missing: Storages of the model of which the checkpoint has nothing, or a part only.
         unexpected: Names of the checkpoint that the model has not.
     """
 
@@ -80,6 +80,14 @@ def load_into(
     )
 
 
+class Conflict(NamedTuple):
+    """Why a storage can't be loaded: its kind, what is to be said, and of which names."""
+
+    kind: str
+    text: str
+    names: tuple[str, ...]
+
+
 class Fit:
     """What a checkpoint has for the storages of a model."""
 
@@ -87,8 +95,8 @@ class Fit:
         self.mine = mine
         self.theirs = theirs
         self.values: dict[str, Stored] = {}
-        self.missing: list[str] = []
-        self.conflicts: list[tuple[str, str]] = []
+        self.missing: dict[str, str] = {}  # by name, with what else is to be said
+        self.conflicts: list[Conflict] = []
         there = set(theirs.names())
         names: dict[str, list[str]] = {
             name: [name] if stored.named else [] for name, stored in mine.storages.items()
@@ -100,7 +108,7 @@ class Fit:
         for storage, group in names.items():
             offered = [name for name in group if name in there and not self._misled(name, there)]
             if not offered:
-                self.missing.append(storage if mine.storages[storage].named else group[0])
+                self.missing[storage if mine.storages[storage].named else group[0]] = ""
             else:
                 self._take(mine.storages[storage], offered, cast)
         self.aliases = [*mine.aliases, *(n for n in theirs.aliases if n in mine.storages)]
@@ -123,20 +131,22 @@ class Fit:
             shape, dtype = self.theirs.shape(name), self.theirs.dtype(name)
             own = self.mine.shape(name), self.mine.dtype(name)
             if shape != own[0]:
-                self.conflicts.append(("shape", f"{name}: {shape} in the file, not {own[0]}"))
+                text = f"{name}: {shape} in the file, not {own[0]}"
+                self.conflicts.append(Conflict("shape", text, (name,)))
                 return
             if dtype != own[1] and (not cast or self._rereads(name)):
                 told = f"{NAMES[dtype]} in the file, not {NAMES[own[1]]}"
-                self.conflicts.append(("dtype", f"{name}: {told}"))
+                self.conflicts.append(Conflict("dtype", f"{name}: {told}", (name,)))
                 return
         keys = {x.key for name in offered if (x := self.theirs.storages.get(name)) is not None}
         if keys - {storage.key}:
             told = f"{storage.name}: random keys of {keys.pop() or 'none'} in the file"
-            self.conflicts.append(("dtype", told))
+            self.conflicts.append(Conflict("dtype", told, (storage.name,)))
             return
         dtypes = {self.theirs.dtype(name) for name in offered if not self._rereads(name)}
         if len(dtypes) > 1:
-            self.conflicts.append(("dtype", f"{', '.join(offered)}: {', '.join(sorted(dtypes))}"))
+            text = f"{', '.join(offered)}: {', '.join(sorted(dtypes))}"
+            self.conflicts.append(Conflict("dtype", text, tuple(offered)))
             return
         value = self._value(storage, offered, dtypes.pop() if dtypes else storage.dtype)
         if value is not None:
@@ -161,13 +171,15 @@ class Fit:
             seen = read_bytes(flags, plain).view(bool)
             if not np.array_equal(read_bytes(value, alias)[seen], given[seen]):
                 first = whole or next(n for n in offered if n != name)
-                self.conflicts.append(("disagree", f"{first} and {name}, which are one array here"))
+                text = f"{first} and {name}, which are one array here"
+                self.conflicts.append(Conflict("disagree", text, (first, name)))
                 return None
             if not seen.all():
                 write_bytes(memory, dtype, alias, given)
                 write_bytes(covered.view("u1"), dtype, plain, np.ones_like(given))
         if whole is None and not self._covers(storage, flags):
-            self.missing.append(f"{storage.name} (a part of it)")
+            first = next(x.name for x in self.mine.aliases.values() if x.of == storage.name)
+            self.missing[storage.name if storage.named else first] = " (a part of it)"
             return None
         return value
 
@@ -199,23 +211,26 @@ class Fit:
 
     def refuse(self, strict: bool) -> None:
         """Raises if something does not fit."""
-        facts = list(self.conflicts)
+        facts = [(x.kind, x.text) for x in self.conflicts]
+        names = [name for x in self.conflicts for name in x.names]
         if strict:
-            facts += [("missing", name) for name in self.missing]
+            facts += [("missing", name + text) for name, text in self.missing.items()]
             facts += [("unexpected", name) for name in self.unexpected]
+            names += [*self.missing, *self.unexpected]
         if facts:
             more = [("and", f"{len(facts) - 20} more")] if len(facts) > 20 else []
             raise FileError(
                 "the checkpoint does not fit the model",
                 facts=[("file", str(self.theirs.path)), *facts[:20], *more],
                 hint="Nothing was loaded; strict=False leaves what is missing, cast=True casts",
-                paths=[text.partition(":")[0] for _, text in facts],
+                paths=names,
             )
 
 
 def _written(model: Any, mine: Gathered, values: dict[str, Stored], hidden: str) -> Any:
     """Returns the model with the values: written to, if its arrays can be."""
     libraries = {storage.library for storage, _ in mine.arrays.values()}
+    _must_be_writeable(mine, values)
     if libraries <= {"numpy", "torch"}:
         for name, value in values.items():
             _write_in_place(*mine.arrays[name], value)
@@ -228,6 +243,18 @@ def _written(model: Any, mine: Gathered, values: dict[str, Stored], hidden: str)
         return array if given is None else _like(array, library, *given)
 
     return transform(model, change, hidden=hidden)
+
+
+def _must_be_writeable(mine: Gathered, values: dict[str, Stored]) -> None:
+    """Raises if an array of NumPy can't be written to, before any is."""
+    for name in values:
+        flags = getattr(mine.arrays[name][1], "flags", None)
+        if flags is not None and not getattr(flags, "writeable", True):
+            raise TieError(
+                f"{name} is read-only and can't be loaded into",
+                hint="Give the model a copy of it: x.copy()",
+                paths=[name],
+            )
 
 
 def _in_order(x: Any, storage: Storage, shape: tuple[int, ...]) -> Any:
@@ -260,8 +287,8 @@ def _like(array: Any, library: Library, storage: Storage, value: Stored) -> Any:
     """Returns a value as an array like another one: its dtype, and where it is."""
     if value.key:
         return array_over(library, value.memory(), value)
-    made = library.from_numpy(_in_order(_numpy(value), storage, tuple(array.shape)))
-    made = library.as_dtype(made, library.dtype(array))
+    cast = load("numpy").as_dtype(_numpy(value), library.dtype(array))
+    made = library.from_numpy(_in_order(cast, storage, tuple(array.shape)))
     sharding = getattr(array, "sharding", None)
     committed = getattr(array, "committed", False)
     return library.move(made, sharding) if sharding is not None and committed else made

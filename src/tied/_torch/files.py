@@ -101,7 +101,7 @@ def load_model(
     mine = gather(_in_order(model), hidden="raise").contents
     _forget_parts(theirs, mine)
     fit = Fit(mine, theirs, cast=True)
-    fit.conflicts = [x for x in fit.conflicts if x.kind != "shape"]  # PyTorch says those, all at once
+    fit.conflicts = [x for x in fit.conflicts if x.kind != "shape"]  # PyTorch says those
     fit.refuse(strict=False)
     state = {name: _read(theirs, name, stored)
              for name, stored in theirs.storages.items() if stored.named}  # fmt: skip
