@@ -101,8 +101,8 @@ def write_to(contents: Checkpoint, out: Path, request: Request) -> Path:
     Raises:
         TiedError: It would overwrite something, or can't be written in this format.
     """
-    check(contents, out, request)
     form = kind(out)
+    check(contents, out, request)
     total = contents.nbytes
     if request.expand or form == "npz":
         total = sum(nbytes_of(contents, name) for name in contents.names())
@@ -126,7 +126,7 @@ def check(contents: Checkpoint, out: Path, request: Request) -> None:
         TiedError: It may not: that is the input, or something else that is there.
     """
     inputs = [contents.path, *contents.files]
-    folder = out.is_dir() or (kind(out) == "safetensors" and not out.suffix)
+    folder = out.is_dir() or not out.suffix
     if request.max_shard_bytes is not None and not folder:
         raise TiedError(
             "several files need a folder", facts=[("given", str(out))],
