@@ -114,9 +114,9 @@ def discover(
     """
     contents = _contents(source, hidden)
     items = [
-        Item(stored, stored.shape if BITS[stored.dtype] % 8 == 0 else (stored.nbytes,))
-        for stored in contents.storages.values()
-        if stored.nbytes >= least
+        item
+        for item in map(_item, contents.storages.values())
+        if item.stored.nbytes >= least and item.size > 1
     ]
     groups: dict[Any, list[Item]] = {}
     for item in items:
@@ -133,6 +133,11 @@ def discover(
             if progress is not None:
                 progress(done, everything)
     return Discovered(tuple(_finding(item) for item in items if item.of is not item))
+
+
+def _item(stored: Stored) -> Item:
+    """Returns an array for the search; of elements that are no whole bytes, the bytes."""
+    return Item(stored, (stored.nbytes,) if BITS[stored.dtype] % 8 else stored.shape)
 
 
 def _contents(source: Any, hidden: str) -> Checkpoint:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -103,18 +102,13 @@ def lead(run: Run, some: int) -> Any:
     return across * run.length + along
 
 
-def transposed(shape: Ints, axes: Iterable[int]) -> tuple[Layout, Layout]:
-    """Returns how an order reads an array of a shape, and how the array reads what was read so.
+@lru_cache(maxsize=512)
+def turned_back(shape: Ints, axes: Ints) -> Layout:
+    """Returns how an array of a shape reads the flat array that an order of its axes makes.
 
-    >>> there, back = transposed((2, 3), (1, 0))
-    >>> there.strides, back.strides
-    ((1, 3), (1, 2))
+    >>> turned_back((2, 3), (1, 0)).describe((3, 2), "flat")
+    'flat.T'
     """
-    axes = tuple(axes)
     axes += tuple(axis for axis in range(len(shape)) if axis not in axes)
-    turned = tuple(shape[axis] for axis in axes)
-    strides, back = c_strides(shape), dict(zip(axes, c_strides(turned), strict=True))
-    return (
-        Layout(turned, tuple(strides[axis] for axis in axes)).canonical(),
-        Layout(shape, tuple(back[axis] for axis in range(len(shape)))).canonical(),
-    )
+    steps = dict(zip(axes, c_strides(tuple(shape[axis] for axis in axes)), strict=True))
+    return Layout(shape, tuple(steps[axis] for axis in range(len(shape)))).canonical()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tied._files.contents import Stored
-from tied._files.samples import Order, Run, lead, level, orders, runs, transposed
+from tied._files.samples import Order, Run, lead, level, orders, runs, turned_back
 from tied._files.values import alike, constant, elements, same, seen, total
 from tied._layout import Layout
 from tied._steps import Ints, c_strides
@@ -47,8 +48,8 @@ class _Match(NamedTuple):
     """
 
     of: Item
-    layout: Layout | None
-    back: Layout | None = None
+    layout: Layout
+    swaps: bool = False
     run: Run | None = None
     length: int = 0
 
@@ -86,7 +87,7 @@ class Search:
         }
         if constant(x):
             return
-        self._find(item, x, [*self._alike(item, samples), *self._longer(item, whole, starts)])
+        self._find(item, x, chain(self._alike(item, samples), self._longer(item, whole, starts)))
         for n, (way, key) in enumerate(samples):
             if n == 0:
                 self.flat.setdefault(key, []).append(item)
@@ -116,11 +117,11 @@ class Search:
         """Gives the items of the same size that an item may be a reading of."""
         for way, key in samples:
             for other in self.flat.get(key, ()):
-                yield _Match(other, transposed(item.shape, way.axes)[1])
+                yield _Match(other, turned_back(item.shape, way.axes))
+        # A transpose that is flat is no view; but what it is the transpose of is one of it.
         for _, key in samples[:1]:
             for other, way in self.turned.get(key, ()):
-                there, back = transposed(other.shape, way.axes)
-                yield _Match(other, there.then(Layout.whole(item.shape)), back)
+                yield _Match(other, turned_back(other.shape, way.axes), swaps=True)
 
     def _longer(self, item: Item, whole: list[Any], starts: dict[Any, Any]) -> Iterator[_Match]:
         """Gives the items whose start an item may be."""
@@ -130,29 +131,27 @@ class Search:
                     strides = c_strides(other.shape)
                     strides = strides if longer.axis == run.axis else strides[::-1]
                     layout = Layout(item.shape, strides).canonical()
-                    yield _Match(other, layout, None, longer, run.length)
+                    yield _Match(other, layout, False, longer, run.length)
 
-    def _find(self, item: Item, x: Any, matches: list[_Match]) -> None:
+    def _find(self, item: Item, x: Any, matches: Iterable[_Match]) -> None:
         """Makes an item a reading of the first match that holds."""
         failed = False
         for match in matches:
-            other, layout = match.of, None
-            if match.layout is not None:
-                layout = other.layout.then(match.layout)
-            swaps = layout is None and match.back is not None and _is_free(other)
-            if layout is None and not swaps:
-                continue
+            other = match.of
             # A second comparison of whole arrays has to be worth it: where many samples are
             # alike, as in sparse arrays, the sums are different.
             if failed and self._sum(item, x, None, item.size) != self._sum_of(match):
                 continue
-            failed = True
-            if not _holds(x, match):
+            layout = match.layout if match.swaps else other.layout.then(match.layout)
+            if layout is None or (match.swaps and not _is_free(other)):
                 continue
-            if layout is not None:
+            failed = not _holds(x, match)
+            if failed:
+                continue
+            if match.swaps:
+                other.of, other.layout, item.kept = item, layout, True
+            else:
                 item.of, item.layout, other.of.kept = other.of, layout, True
-            elif match.back is not None:
-                other.of, other.layout, item.kept = item, match.back, True
             return
 
     def _sum_of(self, match: _Match) -> int:
@@ -183,9 +182,8 @@ def _is_free(item: Item) -> bool:
 def _holds(x: Any, match: _Match) -> bool:
     """Returns whether the elements of a match are those of an array, bit for bit."""
     y, layout = elements(match.of.stored), match.layout
-    if layout is None:
-        assert match.back is not None
-        return same(y.reshape(match.of.shape), seen(x, match.back))
+    if match.swaps:
+        return same(y.reshape(match.of.shape), seen(x, layout))
     if layout.strides == Layout.whole(layout.shape).canonical().strides:
         return alike(x, y[: x.size])
     return same(x.reshape(layout.shape), seen(y, layout))
