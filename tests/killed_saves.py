@@ -252,7 +252,7 @@ def limited(limit: int, how: str, folder: Path) -> int:
     try:
         save(how, folder, 2)
     except tied.FileError as error:
-        return 3 if error.message == "the checkpoint can't be written" else 4
+        return 3 if error.message == "the file can't be written" else 4
     return 0
 
 

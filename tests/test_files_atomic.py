@@ -107,7 +107,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(tied.FileError) as caught:
         tied.save({"w": np.ones(3)}, tmp_path / "no" / "x.safetensors")
     assert str(caught.value) == (
-        "the checkpoint can't be written\n"
+        "the file can't be written\n"
         f"  file  {tmp_path}/no/x.safetensors\n  why   No such file or directory"
     )
 
