@@ -1,6 +1,6 @@
 # Each target makes the virtual environment that it needs; nothing has to be installed before.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench gpu docs matrix clean
+.PHONY: help demo test check bench fuzz gpu docs matrix clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -43,6 +43,11 @@ matrix: $(INSTALLED) ## the survival matrix into docs/matrix.md (minutes)
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(INSTALLED)) ## the tests that need a CUDA device
 	PYTHONPATH=src $(GPU_PYTHON) tools/gpu.py
+
+# A library of its own, with wheels for Linux alone; `make test` changes the same files without it.
+fuzz: $(INSTALLED) ## a minute of files that were sound, changed, for the reader
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python fuzz/read_files.py
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
