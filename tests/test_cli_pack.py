@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint
 import pytest
 import torch
 import transformers
@@ -111,14 +112,16 @@ def test_unpack_tells_which_names_it_writes_apart() -> None:
     assert [tie["name"] for tie in ties] == ["b"]
 
 
-@pytest.mark.parametrize("out", ["all.safetensors", "all.npz", "all.pt", "all"])
+@pytest.mark.parametrize("out", ["all.safetensors", "all.npz", "all.pt", "all", "all.orbax"])
 def test_unpack_writes_other_formats(out: str) -> None:
     path = autoencoder(Path())
     told = run("unpack", path, out, "--json").json
     written = "all/model.safetensors" if out == "all" else out
+    forms = {".npz": "npz", ".pt": "pytorch", ".orbax": "orbax"}
+    form = forms.get(Path(out).suffix, "safetensors")
     assert told == {
         "command": "unpack", "path": str(path), "written": written,
-        "format": {".npz": "npz", ".pt": "pytorch"}.get(Path(out).suffix, "safetensors"),
+        "format": form,
         "names": 3, "nbytes": 60, "unique_nbytes": 36,
         "untied": [] if written.endswith("safetensors") else ["decoder"],
     }  # fmt: skip
@@ -154,6 +157,24 @@ def test_convert_to_a_format_without_ties_says_so() -> None:
     with np.load("model.npz") as arrays:
         assert arrays["decoder"].tolist() == arrays["encoder"].T.tolist()
     assert run("convert", path, "again.npz", "--json").json["untied"] == ["decoder"]
+
+
+def test_convert_to_orbax_as_orbax_reads_it() -> None:
+    path = autoencoder(Path())
+    assert printed("convert", path, "model.orbax").splitlines()[-1] == (
+        "untied    decoder: orbax holds no ties"
+    )
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(Path("model.orbax").absolute())
+    assert {name: np.asarray(x).tolist() for name, x in restored.items()} == {
+        name: x.tolist() for name, x in tied.load(path).items()
+    }
+    before = files()
+    refused(run("convert", path, "model.orbax", "--force"), """
+        tied: an orbax folder can't be replaced
+          folder  model.orbax
+          Remove it first, or write to another one
+        """, before)  # fmt: skip
 
 
 def test_npz_as_numpy_writes_it() -> None:
@@ -202,6 +223,15 @@ def test_a_folder_without_shards_has_one_file() -> None:
     assert [str(p) for p in Path("out").iterdir()] == ["out/model.safetensors"]
     printed("convert", "out", "again")
     assert run("diff", "out", "again").code == 0
+
+
+def test_a_folder_whose_name_has_a_dot() -> None:
+    autoencoder(Path())
+    printed("convert", "model.safetensors", "gpt-3.1/")
+    printed("convert", "model.safetensors", "gpt-3.2", "--max-shard-bytes", "24")
+    printed("convert", "gpt-3.1", "gpt-3.2", "--force")
+    assert run("diff", "gpt-3.1", "gpt-3.2").code == 0
+    assert [p.name for p in Path("gpt-3.2").iterdir()] == ["model.safetensors"]
 
 
 def test_metadata_goes_along_and_checksums_do_not() -> None:
@@ -352,14 +382,14 @@ def test_places_that_can_not_be_written() -> None:
     refused(run("convert", "model.safetensors", "model.h5"), """
         tied: no checkpoint is written to a file that ends in '.h5'
           file   model.h5
-          known  .safetensors, .npz, .pt, .pth, .bin
-          Give it one of these endings, or none for a folder of safetensors files
+          known  .safetensors, .npz, .pt, .pth, .bin, .orbax
+          Give it one of these endings; for a folder of safetensors files, type a / behind
         """, before)  # fmt: skip
     refused(run("pack", "model.safetensors", "model.npz"), """
         tied: no checkpoint is written to a file that ends in '.npz'
           file   model.npz
           known  .safetensors
-          Give it one of these endings, or none for a folder of safetensors files
+          Give it one of these endings; for a folder of safetensors files, type a / behind
         """, before)  # fmt: skip
     refused(run("pack", "model.safetensors", "out.safetensors", "--max-shard-bytes", "1"), """
         tied: several files need a folder

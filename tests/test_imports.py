@@ -134,6 +134,7 @@ ORDER = """
     tied._cli.relations
     tied._cli.found
     tied._cli.checksums
+    tied._cli.writers
     tied._cli.outputs
     tied._cli.show
     tied._cli.diff
@@ -141,6 +142,8 @@ ORDER = """
     tied._cli.unpack
     tied._cli.convert
     tied._cli.verify
+    tied._cli.page_data
+    tied._cli.page
     tied._cli.report
     tied._cli.completion
     tied._cli.parser

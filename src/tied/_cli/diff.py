@@ -16,9 +16,9 @@ from tied._cli.printing import Console, clean, counted, number_said, paint
 from tied._cli.progress import Progress
 from tied._cli.tree import MOST, dtype_said, reading, reads
 from tied._cli.values import Difference, difference
+from tied._cli.writers import bytes_of, nbytes_of
 from tied._files.contents import Checkpoint
 from tied._files.dtypes import BITS
-from tied._files.elements import read_bytes
 from tied._ties import said_bytes
 
 
@@ -91,7 +91,7 @@ def compare(a: Checkpoint, b: Checkpoint, *, values: bool, bits: bool) -> Differ
         names=len(common),
     )
     wanted = list(_to_compare(a, b, common, {*found.shapes})) if values else []
-    found.nbytes = sum(_nbytes(a, name) + _nbytes(b, name) for name in wanted)
+    found.nbytes = sum(nbytes_of(a, name) + nbytes_of(b, name) for name in wanted)
     with Progress("comparing", found.nbytes) as progress:
         for name in wanted:
             one = _compare(a, b, name, bits, progress)
@@ -113,17 +113,6 @@ def _to_compare(
             yield name
 
 
-def _nbytes(contents: Checkpoint, name: str) -> int:
-    return math.prod(contents.shape(name)) * BITS[contents.dtype(name)] // 8
-
-
-def _bytes(contents: Checkpoint, name: str) -> Any:
-    alias = contents.aliases.get(name)
-    if alias is None:
-        return contents.storages[name].memory()
-    return read_bytes(contents.storages[alias.of], alias)
-
-
 def _compare(
     a: Checkpoint, b: Checkpoint, name: str, bits: bool, progress: Callable[[int], object]
 ) -> Difference:
@@ -131,7 +120,7 @@ def _compare(
     elements = math.prod(a.shape(name))
     if codes[0] != codes[1] and any(BITS[code] % 8 for code in codes):
         return Difference(elements)  # the dtypes differ, and that is told
-    return difference(_bytes(a, name), _bytes(b, name), codes, elements, bits, progress)
+    return difference(bytes_of(a, name), bytes_of(b, name), codes, elements, bits, progress)
 
 
 _STYLES = {"only in A": "bad", "only in B": "good", "tie lost": "bad", "tie made": "good"}

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
 
-import numpy as np
-
-from tied._checkpoint import load
 from tied._cli.progress import Progress
-from tied._errors import DtypeError, FileError, LibraryError, TiedError, UntiedWarning
-from tied._files.atomic import replacing
+from tied._cli.writers import nbytes_of, write_npz, write_orbax, write_pytorch
+from tied._errors import FileError, TiedError, UntiedWarning
 from tied._files.contents import Checkpoint
-from tied._files.dtypes import BITS, NAMES
-from tied._files.elements import read_bytes
 from tied._files.write import write
 
 FORMATS = {
     ".safetensors": "safetensors", ".npz": "npz", ".pt": "pytorch", ".pth": "pytorch",
-    ".bin": "pytorch",
-    "": "safetensors",
+    ".bin": "pytorch", ".orbax": "orbax",
 }  # fmt: skip
-"""What is written to a name, by how it ends; no ending is a folder."""
-
-_NPZ = {"BOOL", "C64", *(f"{kind}{bits}" for kind in "IU" for bits in (8, 16, 32, 64)),
-        "F16", "F32", "F64"}  # fmt: skip
-_PIECE = 16 << 20
+"""What is written to a file or folder, by how its name ends."""
+_WITHOUT_TIES = ("npz", "orbax")
+_WRITERS = {"npz": write_npz, "pytorch": write_pytorch, "orbax": write_orbax}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +60,55 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[unit])
 
 
-def kind(path: Path, only: str | None = None) -> str:
-    """Returns the format in which a file of this name is written.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a checkpoint is written to.
+
+    Attributes:
+        path: The file, or the folder.
+        form: The format: one of the values of `FORMATS`.
+        folder: Whether it is a folder of safetensors files.
+    """
+
+    path: Path
+    form: str
+    folder: bool = False
+
+
+def target(out: str, max_shard_bytes: int | None, only: str | None = None) -> Target:
+    """Returns where to write to, as a person named it.
 
     Args:
-        path: The file, or a folder.
+        out: A file, whose ending says the format; or a folder: it has no ending, ends in a slash,
+            is there already, or is to have several files.
+        max_shard_bytes: The most bytes of tensors in one file, if that is limited.
         only: The one format that the command writes.
 
     Raises:
-        TiedError: There is none.
+        TiedError: No format is known by that ending.
     """
-    found = "safetensors" if path.is_dir() else FORMATS.get(path.suffix)
-    if found is None or only not in (None, found):
-        known = [s for s, name in FORMATS.items() if s and only in (None, name)]
+    path = Path(out)
+    form = FORMATS.get(path.suffix)
+    several = max_shard_bytes is not None and form is None
+    if form != "orbax" and (several or not path.suffix or out.endswith("/") or path.is_dir()):
+        return Target(path, "safetensors", folder=True)
+    if form is None or only not in (None, form):
+        known = [suffix for suffix, name in FORMATS.items() if only in (None, name)]
         raise TiedError(
             f"no checkpoint is written to a file that ends in {path.suffix!r}",
             facts=[("file", str(path)), ("known", ", ".join(known))],
-            hint="Give it one of these endings, or none for a folder of safetensors files",
+            hint="Give it one of these endings; for a folder of safetensors files, type a / behind",
         )
-    return found
+    if max_shard_bytes is not None:
+        raise TiedError(
+            "several files need a folder", facts=[("given", str(path))],
+            hint="With --max-shard-bytes, OUT is the name of a folder",
+        )  # fmt: skip
+    return Target(path, form)
 
 
-def write_to(contents: Checkpoint, out: Path, request: Request) -> Path:
-    """Writes a checkpoint to a file or folder, in the format that its name says.
+def write_to(contents: Checkpoint, out: Target, request: Request) -> Path:
+    """Writes a checkpoint.
 
     Returns:
         The file that leads to it.
@@ -101,75 +116,61 @@ def write_to(contents: Checkpoint, out: Path, request: Request) -> Path:
     Raises:
         TiedError: It would overwrite something, or can't be written in this format.
     """
-    form = kind(out)
-    check(contents, out, request)
+    check(contents, out, request.force)
     total = contents.nbytes
-    if request.expand or form == "npz":
+    if request.expand or out.form in _WITHOUT_TIES:
         total = sum(nbytes_of(contents, name) for name in contents.names())
     with Progress(request.doing, total) as progress:
-        if form == "safetensors":
+        if out.form == "safetensors":
             return _write_safetensors(contents, out, request, progress)
-        writer = _write_npz if form == "npz" else _write_pt
         try:
-            with replacing(out) as beside, beside.open("wb") as file:
-                writer(contents, file, request, progress)
+            _WRITERS[out.form](contents, out.path, request.expand, progress)
         except OSError as error:
-            facts = [("file", str(out)), ("why", error.strerror or str(error))]
+            facts = [("file", str(out.path)), ("why", error.strerror or str(error))]
             raise FileError("the file can't be written", facts=facts) from error
-    return out
+    return out.path
 
 
-def check(contents: Checkpoint, out: Path, request: Request) -> None:
+def check(contents: Checkpoint, out: Target, force: bool) -> None:
     """Checks that a checkpoint may be written to a place.
 
     Raises:
         TiedError: It may not: that is the input, or something else that is there.
     """
-    inputs = [contents.path, *contents.files]
-    folder = out.is_dir() or not out.suffix
-    if request.max_shard_bytes is not None and not folder:
+    path, inputs = out.path, [contents.path, *contents.files]
+    same = any(path.exists() and x.exists() and path.samefile(x) for x in inputs)
+    if same or (out.folder and any(x.resolve().parent == path.resolve() for x in inputs)):
         raise TiedError(
-            "several files need a folder", facts=[("given", str(out))],
-            hint="With --max-shard-bytes, OUT is the name of a folder",
-        )  # fmt: skip
-    same = any(out.exists() and x.exists() and out.samefile(x) for x in inputs)
-    if same or (folder and any(x.resolve().parent == out.resolve() for x in inputs)):
-        raise TiedError(
-            "this would overwrite the input", facts=[("file", str(out))],
+            "this would overwrite the input", facts=[("file", str(path))],
             hint="Write to another place, and move it when you have looked at it",
         )  # fmt: skip
-    if not out.absolute().parent.is_dir():
-        raise FileError("there is no such folder", facts=[("folder", str(out.parent))])
-    there = sorted(out.glob("model*.safetensors*")) if out.is_dir() else [out]
-    if not request.force and any(x.exists() for x in there):
+    if not path.absolute().parent.is_dir():
+        raise FileError("there is no such folder", facts=[("folder", str(path.parent))])
+    there = sorted(path.glob("model*.safetensors*")) if path.is_dir() else [path]
+    if not force and any(x.exists() for x in there):
         raise TiedError(
-            "there is a checkpoint already" if out.is_dir() else "there is a file already",
+            "there is a checkpoint already" if path.is_dir() else "there is a file already",
             facts=[("file", str(there[0]))], hint="--force replaces it",
         )  # fmt: skip
 
 
 def _write_safetensors(
-    contents: Checkpoint, out: Path, request: Request, progress: Callable[[int], None]
+    contents: Checkpoint, out: Target, request: Request, progress: Callable[[int], None]
 ) -> Path:
-    made = not out.suffix and not out.exists()
+    made = out.folder and not out.path.exists()
     if made:
-        out.mkdir()
+        out.path.mkdir()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UntiedWarning)  # `untied` says it
             return write(
-                contents, out, expand=request.expand, max_shard_bytes=request.max_shard_bytes,
+                contents, out.path, expand=request.expand, max_shard_bytes=request.max_shard_bytes,
                 progress=progress,
             )  # fmt: skip
     except BaseException:
-        if made and not any(out.iterdir()):
-            out.rmdir()
+        if made and not any(out.path.iterdir()):
+            out.path.rmdir()
         raise
-
-
-def nbytes_of(contents: Checkpoint, name: str) -> int:
-    """Returns the bytes of an array."""
-    return math.prod(contents.shape(name)) * BITS[contents.dtype(name)] // 8
 
 
 def untied(contents: Checkpoint, form: str, expand: bool) -> list[str]:
@@ -184,72 +185,4 @@ def untied(contents: Checkpoint, form: str, expand: bool) -> list[str]:
         return []
     if form == "safetensors":  # where a tensor holds all of them, the tie table has them
         return [x.name for x in contents.aliases.values() if not contents.storages[x.of].named]
-    return list(contents.aliases) if form == "npz" or expand else []
-
-
-def bytes_of(contents: Checkpoint, name: str) -> Any:
-    """Returns the bytes of an array, in C order, as a 1-D uint8 array."""
-    alias = contents.aliases.get(name)
-    if alias is None:
-        return contents.storages[name].memory()
-    return read_bytes(contents.storages[alias.of], alias)
-
-
-def _write_npz(
-    contents: Checkpoint, file: BinaryIO, request: Request, progress: Callable[[int], object]
-) -> None:
-    for name in contents.names():
-        if contents.dtype(name) not in _NPZ:
-            raise DtypeError(
-                f"a .npz file has no dtype {NAMES.get(contents.dtype(name), 'of that kind')}",
-                facts=[("array", name)], hint="Write safetensors or .pt", paths=[name],
-            )  # fmt: skip
-    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-        for name in contents.names():
-            dtype = np.dtype(NAMES[contents.dtype(name)]).newbyteorder("<")
-            head = {"descr": dtype.str, "fortran_order": False, "shape": contents.shape(name)}
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(member, head)
-                memory = bytes_of(contents, name)
-                for start in range(0, memory.size, _PIECE):
-                    piece = memory[start : start + _PIECE]
-                    member.write(piece.data)
-                    progress(piece.size)
-
-
-class _Watched:
-    """A file that tells how much was written to it."""
-
-    def __init__(self, file: BinaryIO, progress: Callable[[int], object]) -> None:
-        self._file = file
-        self._progress = progress
-
-    def write(self, data: Any) -> int:
-        written = self._file.write(data)
-        self._progress(written)
-        return written
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _write_pt(
-    contents: Checkpoint, file: BinaryIO, request: Request, progress: Callable[[int], object]
-) -> None:
-    try:
-        import torch
-    except ImportError as error:
-        raise LibraryError("torch is not installed", hint="Type: pip install torch") from error
-    arrays = load(contents.path, framework="torch")
-    if request.expand:
-        arrays |= {
-            name: arrays[name].clone(memory_format=torch.contiguous_format)
-            for name in contents.aliases
-        }
-    try:
-        torch.save(arrays, cast(BinaryIO, _Watched(file, progress)))
-    except RuntimeError as error:
-        # It ends its archive even when it is broken off, and fails at that again.
-        if isinstance(error.__context__, KeyboardInterrupt | OSError):
-            raise error.__context__ from None
-        raise
+    return list(contents.aliases) if form in _WITHOUT_TIES or expand else []

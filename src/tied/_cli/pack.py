@@ -9,7 +9,7 @@ from typing import Any
 from tied._checkpoint import open_checkpoint
 from tied._cli.checksums import KEY, write_checksums
 from tied._cli.found import find, found_dict, found_facts
-from tied._cli.outputs import Request, check, kind, parse_bytes, write_to
+from tied._cli.outputs import Request, Target, check, parse_bytes, target, write_to
 from tied._cli.printing import Console, counted
 from tied._cli.progress import Progress
 from tied._discover import retied
@@ -45,11 +45,10 @@ def _bytes(text: str) -> int:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Runs the command."""
-    out = Path(options.out)
+    out = target(options.out, options.max_shard_bytes, "safetensors")
     contents = open_checkpoint(options.file)
-    kind(out, "safetensors")
     request = Request("packing", max_shard_bytes=options.max_shard_bytes, force=options.force)
-    check(contents, out, request)
+    check(contents, out, options.force)
     found = find(contents) if options.discover else None
     packed = contents if found is None else retied(contents, found)
     forget_checksums(packed)
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             packed.metadata |= write_checksums(packed, progress)
     made = write_to(packed, out, request)
     console.document({
-        **written_dict(contents, packed, made),
+        **written_dict(contents, packed, out, made),
         "checksums": options.checksum,
         "discovered": found_dict(found),
     })  # fmt: skip
@@ -82,12 +81,14 @@ def written(contents: Checkpoint, made: Path, apart: int = 0) -> list[tuple[str,
     return [("written", str(made)), ("storages", text)]
 
 
-def written_dict(source: Checkpoint, contents: Checkpoint, made: Path) -> dict[str, Any]:
+def written_dict(
+    source: Checkpoint, contents: Checkpoint, out: Target, made: Path
+) -> dict[str, Any]:
     """Returns the same as plain data."""
     return {
         "path": str(source.path),
         "written": str(made),
-        "format": kind(made) if made.suffix != ".json" else "safetensors",
+        "format": out.form,
         "storages": len(contents.storages),
         "unique_nbytes": contents.nbytes,
         "aliases": len(contents.aliases),

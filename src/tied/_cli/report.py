@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tied._checkpoint import open_checkpoint
 from tied._cli.found import find
-from tied._cli.outputs import Request, check
+from tied._cli.outputs import Target, check
 from tied._cli.printing import Console
 from tied._files.atomic import write_text
 from tied._ties import said_bytes
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Runs the command."""
     contents = open_checkpoint(options.file)
     out = Path(options.out)
-    check(contents, out, Request("drawing", force=options.force))
+    check(contents, Target(out, "html"), options.force)
     from tied._cli.page import render
 
     page = render(contents, find(contents) if options.discover else None)

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from tied._checkpoint import open_checkpoint
-from tied._cli.outputs import Request, kind, nbytes_of, untied, write_to
+from tied._cli.outputs import Request, target, untied, write_to
 from tied._cli.pack import add_places, forget_checksums
 from tied._cli.printing import Console, counted, listed
+from tied._cli.writers import nbytes_of
 from tied._ties import said_bytes
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    add_places(parser, "a .safetensors, .npz, .pt file, or a folder of safetensors files")
+    add_places(parser, "what to write, as for `tied convert`")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Runs the command."""
-    out = Path(options.out)
+    out = target(options.out, options.max_shard_bytes)
     contents = open_checkpoint(options.file)
     forget_checksums(contents)
     request = Request("unpacking", expand=True, max_shard_bytes=options.max_shard_bytes,
                       force=options.force)  # fmt: skip
-    form = kind(out)
     made = write_to(contents, out, request)
-    apart = untied(contents, form, expand=True)
+    apart = untied(contents, out.form, expand=True)
     names = list(contents.names())
     nbytes = sum(nbytes_of(contents, name) for name in names)
     console.document({
-        "path": str(contents.path), "written": str(made), "format": form, "names": len(names),
+        "path": str(contents.path), "written": str(made), "format": out.form, "names": len(names),
         "nbytes": nbytes, "unique_nbytes": contents.nbytes, "untied": apart,
     })  # fmt: skip
     told = f"{counted(len(names), 'array')}, {said_bytes(nbytes)}"

@@ -14,9 +14,9 @@ import numpy as np
 
 from tied._checkpoint import open_checkpoint
 from tied._cli.checksums import ALGORITHM, checksum, read_checksums
-from tied._cli.outputs import bytes_of
 from tied._cli.printing import Console, clean, counted, listed, paint
 from tied._cli.progress import Progress
+from tied._cli.writers import bytes_of
 from tied._files.contents import Checkpoint
 from tied._files.header import Entry, read_header
 from tied._ties import said_bytes
