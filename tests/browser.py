@@ -110,7 +110,9 @@ class Page:
             event: dict[str, Any] = {"key": key, "modifiers": 8 if shift else 0}
             if key in _CODES:
                 event |= {"windowsVirtualKeyCode": _CODES[key], "code": key}
-            typed = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
+            typed = (
+                {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
+            )
             self.call("Input.dispatchKeyEvent", type="keyDown", **event, **typed)
             self.call("Input.dispatchKeyEvent", type="keyUp", **event)
         self.settle()
@@ -118,8 +120,9 @@ class Page:
     def pointer(self, selector: str, *, click: bool = True) -> None:
         """Moves the pointer to the middle of an element, and clicks."""
         x, y = self.run(
-            f"(() => {{ const box = document.querySelector({json.dumps(selector)})"
-            ".getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+            f"(() => {{ const at = document.querySelector({json.dumps(selector)});"
+            "at.scrollIntoViewIfNeeded(); const box = at.getBoundingClientRect();"
+            "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased") if click else ():
@@ -138,13 +141,17 @@ class Page:
 
     def print_to(self, path: Path) -> None:
         """Prints the page to a PDF file."""
-        path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"]))
+        path.write_bytes(
+            base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"])
+        )
 
     def complaints(self) -> list[str]:
         """What went wrong in the page since it was opened: exceptions, refusals of its policy."""
         self.run("0")
         kinds = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
-        return [json.dumps(event["params"]) for event in self.events if event.get("method") in kinds]
+        return [
+            json.dumps(event["params"]) for event in self.events if event.get("method") in kinds
+        ]
 
     def requests(self) -> list[str]:
         """The addresses that the page asked for since it was opened."""

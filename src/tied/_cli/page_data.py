@@ -108,7 +108,10 @@ def _preorder(names: Iterable[str]) -> Iterator[tuple[int, str, str | None]]:
     for name in names:
         branch = root
         for part in name.split("."):
-            branch = branch.parts.setdefault(part, _Branch())
+            inner = branch.parts.get(part)
+            if inner is None:
+                inner = branch.parts[part] = _Branch()
+            branch = inner
         branch.name = name
     waiting = [(0, part, branch) for part, branch in reversed(root.parts.items())]
     while waiting:

@@ -1,7 +1,7 @@
 // The strip: the bytes of the model to scale, from left to right, and its ties as arcs above it.
 
-const LEVELS = 3;
-const LEVEL = 20; // pixels of height
+const LEVELS = 4;
+const LEVEL = 18; // pixels of height
 const MOST_ARCS = 400;
 const strip = document.getElementById("strip");
 const crumbs = document.getElementById("crumbs");
@@ -37,7 +37,8 @@ function boxesOf(low, high, x, span) {
       i = end[i];
       continue;
     }
-    const rows = isBranch(i) && level < LEVELS - 1 ? 1 : LEVELS - level;
+    const split = level < LEVELS - 1 && childrenOf(i).some((inner) => span(inner) >= 0.5);
+    const rows = split ? 1 : LEVELS - level;
     boxes.push({ node: i, x: x(i), width: span(i), level, rows });
     i++;
   }
@@ -54,11 +55,12 @@ function drawBox(box, sky) {
     svg("title", {}, `${shown(nameOf(box.node))}\n${saidBytes(bytes[box.node])}, ` +
       `${percent(bytes[box.node], totalBytes)} of all`));
   const text = shown(label(box.node), 200);
-  const room = Math.floor((box.width - 10) / 6.7);
-  if (text.length <= room) group.append(svg("text", { x: box.x + 5, y: y + 13.5 }, text));
-  else if (room > 4) {
-    group.append(svg("text", { x: box.x + 5, y: y + 13.5 }, text.slice(0, room - 1) + "\u2026"));
-  }
+  const room = Math.floor((box.width - 7) / 6.7);
+  const first = text.split(".")[0];
+  const fits = text.length <= room ? text : room > 5 ? text.slice(0, room - 1) + "\u2026"
+    : first.length <= room ? first : "";
+  const x = box.x + (box.width < 40 ? 3 : 5);
+  if (fits) group.append(svg("text", { x, y: y + 12.5 }, fits));
   return group;
 }
 

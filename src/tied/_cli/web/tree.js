@@ -155,15 +155,15 @@ function mark() {
 
 function select(i, scroll = true) {
   active = i;
-  if (i >= 0 && scroll) {
+  drawPanel(i);
+  if (i >= 0) {
     const under = document.getElementById("tools").getBoundingClientRect().bottom;
     const y = tree.getBoundingClientRect().top + rowOf[i] * HEIGHT;
     const room = innerHeight - bottomRoom() - HEIGHT - 8;
-    if (y < under + 4) scrollBy(0, y - under - 4);
+    if (y < under + 4 && scroll) scrollBy(0, y - under - 4);
     else if (y > room) scrollBy(0, y - room);
   }
   draw();
-  drawPanel(i);
 }
 
 // Where the panel covers the end of a narrow window.
