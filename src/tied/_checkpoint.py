@@ -170,11 +170,18 @@ def array_over(library: arrays.Library, memory: Any, stored: Stored) -> Any:
     if library.name == "numpy":
         return x
     made = library.from_numpy(x)
-    if stored.key:
-        import jax
+    return _random_key(made, stored) if stored.key else made
 
-        return jax.random.wrap_key_data(made, impl=stored.key)
-    return made
+
+def _random_key(data: Any, stored: Stored) -> Any:
+    """Returns the random keys of JAX that some data is of."""
+    import jax
+
+    try:
+        return jax.random.wrap_key_data(data, impl=stored.key)
+    except (TypeError, ValueError) as error:
+        facts = [("tensor", stored.name), ("implementation", stored.key)]
+        raise FileError("JAX has no such random keys", facts=facts, paths=[stored.name]) from error
 
 
 def _tensor(memory: Any, stored: Stored) -> Any:

@@ -24,17 +24,17 @@ def replacing(path: Path) -> Iterator[Path]:
     The bytes are on the disk before the name is, and the name before this returns. If the block
     raises, nothing is left of it and `path` is what it was.
     """
-    _sweep(path)
+    sweep(path.parent, path.name)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_PART}")
-    with beside.open("wb") as held:
-        _lock(held)
-        try:
+    try:
+        with beside.open("wb") as held:
+            _lock(held)
             yield beside
             settle(beside)
             os.replace(beside, path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     settle(path.parent)
 
 
@@ -52,9 +52,14 @@ def _lock(file: IO[bytes]) -> bool:
     return True
 
 
-def _sweep(path: Path) -> None:
-    """Removes what writers of the same file have left that were killed."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PART}"):
+def sweep(folder: Path, name: str = "") -> None:
+    """Removes what writers have left that were killed.
+
+    Args:
+        folder: Where.
+        name: What the name of the file that they wrote begins with.
+    """
+    for left in folder.glob(f".{glob.escape(name)}*{_PART}"):
         with suppress(OSError), left.open("rb") as file:
             if _lock(file):
                 left.unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import numpy as np
 from tied._files.contents import Alias, Stored
 from tied._files.dtypes import BITS, NAMES
 from tied._layout import Layout
+
+_MAX_WORK: Any = 100_000
 
 
 def read_bytes(base: Stored, alias: Alias) -> Any:
@@ -34,6 +38,20 @@ def write_bytes(memory: Any, dtype: str, alias: Alias, given: Any) -> None:
     records[...] = (
         _signed(given.copy(), told, alias.layout).view(records.dtype).reshape(records.shape)
     )
+
+
+def overlapping(base: Stored, readers: Sequence[Alias]) -> bool:
+    """Returns whether any two of the readers of a storage read a common element."""
+    memory = np.empty(base.nbytes, np.uint8)  # only addresses are looked at
+    seen = [_records(memory, x.layout.dtype or base.dtype, x.layout) for x in readers]
+    return any(_meet(a, b) for a, b in itertools.combinations(seen, 2))
+
+
+def _meet(a: Any, b: Any) -> bool:
+    try:
+        return bool(np.shares_memory(a, b, max_work=_MAX_WORK))
+    except np.exceptions.TooHardError:
+        return True
 
 
 def unsigned(layout: Layout) -> Layout:

@@ -57,9 +57,19 @@ def gather(model: Any, hidden: str = "warn") -> Gathered:
     arrays = {
         _add(contents, storage, array, names): (storage, array)
         for storage, array in named(storages(found))
+        if not all(_passes(found, reader.item) for reader in storage.readers)
     }
     contents.computed = _computed(found)
     return Gathered(contents, arrays)
+
+
+def _passes(found: Walk, item: int) -> bool:
+    """Returns whether a leaf is a buffer that PyTorch keeps out of checkpoints, and no more."""
+    parent = found.parents[item]
+    buffers = getattr(found.objects[parent], "_non_persistent_buffers_set", ())
+    if not buffers or found.step(parent, found.positions[item]).key not in buffers:
+        return False
+    return all(again != item for again, _, _ in found.repeats)
 
 
 def _names(found: Walk) -> dict[int, list[str]]:

@@ -121,6 +121,9 @@ def read_table(path: Path, header: Header, storages: dict[str, Stored]) -> dict[
         raise bad(path, "storages without a name that are not in the file")
     found["unnamed"] = unnamed
     found["keys"] = _keys(path, told.get("keys", {}), storages)
+    for alias in aliases.values():
+        if alias.of in found["keys"] and not alias.layout.is_whole(storages[alias.of].shape):
+            raise bad(path, "it reads a part of random keys", alias.name)
     return found
 
 
@@ -132,6 +135,8 @@ def _keys(path: Path, told: Any, storages: dict[str, Stored]) -> dict[str, str]:
         stored = storages.get(name)
         if stored is None or stored.dtype != "U32" or not stored.shape or not isinstance(impl, str):
             raise bad(path, "it is no random key", name)
+        if not impl:
+            raise bad(path, "a random key of no implementation", name)
     return told
 
 

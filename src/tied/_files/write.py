@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from tied._errors import FileError, UntiedWarning, callers_level
-from tied._files.atomic import replacing, settle, write_text
+from tied._files.atomic import replacing, settle, sweep, write_text
 from tied._files.container import Progress, write_container
 from tied._files.contents import INDEX, ONE, Alias, Checkpoint, Stored
 from tied._files.dtypes import BITS
-from tied._files.elements import read_bytes
+from tied._files.elements import overlapping, read_bytes
 from tied._files.header import is_text
 from tied._files.table import write_table
 
@@ -120,6 +120,7 @@ def _forget(path: Path, kept: set[str]) -> None:
     for file in path.glob("model*.safetensors"):
         if file.name not in kept and (file.name == ONE or "-of-" in file.name):
             file.unlink()
+    sweep(path, "model")
     settle(path)
 
 
@@ -127,7 +128,8 @@ def _refuse_names(contents: Checkpoint) -> None:
     """Raises for names that no file can have."""
     for name in (*contents.storages, *contents.aliases):
         if name == "__metadata__" or not is_text(name):
-            raise FileError(f"no array can be named {name!a}", paths=[ascii(name)])
+            paths = [name if is_text(name) else ascii(name)]
+            raise FileError(f"no array can be named {name!a}", paths=paths)
         if name in contents.storages and name in contents.aliases:
             raise FileError(
                 f"two arrays have the name {name}",
@@ -139,8 +141,9 @@ def _refuse_names(contents: Checkpoint) -> None:
 def _warn_of_spans(contents: Checkpoint) -> None:
     """Warns of ties that an expanded file does not hold, as no tensor in it has all elements."""
     for stored in contents.storages.values():
-        if not stored.named:
-            names = [alias.name for alias in contents.aliases.values() if alias.of == stored.name]
+        readers = [alias for alias in contents.aliases.values() if alias.of == stored.name]
+        if not stored.named and overlapping(stored, readers):
+            names = [alias.name for alias in readers]
             warnings.warn(
                 f"expand=True writes {', '.join(names)} apart: no tensor holds them all",
                 UntiedWarning,
