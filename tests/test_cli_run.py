@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -96,6 +97,23 @@ def test_errors_as_json() -> None:
     assert ran.err == "tied: there is no such file\n  file  nothing\n"
 
 
+def test_the_docs_name_every_key_of_the_documents() -> None:
+    path = autoencoder(Path())
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
+    for command, arguments in {
+        "show": [path], "diff": [path, path], "pack": [path, "a.safetensors"],
+        "unpack": [path, "b.safetensors"], "convert": [path, "c.npz"], "verify": [path],
+        "report": [path],
+    }.items():  # fmt: skip
+        told = run(command, *arguments, "--json").json
+        named = set(re.findall(r"`(\w+)`", rows[command]))
+        inner = {key for rows in told.values() if isinstance(rows, list)
+                 for row in rows if isinstance(row, dict) for key in row}  # fmt: skip
+        assert told.keys() - {"command"} <= named
+        assert named <= told.keys() | inner
+
+
 def test_errors_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     for error, said in [
         (PermissionError(13, "Permission denied", "a.safetensors"),
@@ -157,8 +175,6 @@ def test_colour_only_where_it_is_forced_or_on_a_terminal(monkeypatch: pytest.Mon
 
 
 def test_colours_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    import re
-
     path = autoencoder(Path())
     plain = run("show", path).out
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -220,3 +220,24 @@ def test_what_can_not_be_used_is_neither_sound_nor_not() -> None:
     assert told["error"]["message"].startswith("this checkpoint can't be trusted: ")
     assert told["error"]["paths"] == ["encoder"]
     assert ran.err.startswith("tied: this checkpoint can't be trusted: ")
+
+
+def test_an_index_that_does_not_name_a_tensor() -> None:
+    tied.save({"w": W, "v": W + 1, "u": W + 2}, "shards", max_shard_bytes=24)
+    assert checked("shards")["index"] == {
+        "sound": True, "text": "names 3 tensors, each in its file", "names": [],
+    }  # fmt: skip
+    index = Path("shards/model.safetensors.index.json")
+    told = json.loads(index.read_text(encoding="utf-8"))
+    # Another name of the file of `v` stays, so that the file is still one of the checkpoint.
+    told["weight_map"]["w"] = told["weight_map"]["v"]
+    index.write_text(json.dumps(told), encoding="utf-8")
+    assert run("verify", "shards").code == 2
+    tied.save({"w": W, "v": W + 1, "u": W + 2}, "two", max_shard_bytes=48)
+    index = Path("two/model.safetensors.index.json")
+    told = json.loads(index.read_text(encoding="utf-8"))
+    del told["weight_map"]["w"]
+    index.write_text(json.dumps(told), encoding="utf-8")
+    assert checked("two", 1)["index"] == {
+        "sound": False, "text": "tensors of the files that it does not name", "names": ["w"],
+    }  # fmt: skip
