@@ -51,8 +51,9 @@ def shown(chromium: Page, tmp_path: Path) -> Iterator[Shown]:
 def rows(page: Page) -> list[str]:
     """The rows that are in the page, from top to bottom, as a screen reader has them."""
     code = """[...document.querySelectorAll("[role=treeitem]")]
-        .sort((a, b) => a.getBoundingClientRect().y - b.getBoundingClientRect().y).map(row =>
-        " ".repeat(row.ariaLevel - 1) + ({true: "v ", false: "> "}[row.ariaExpanded] ?? "") + row.ariaLabel)"""
+        .sort((a, b) => a.getBoundingClientRect().y - b.getBoundingClientRect().y)
+        .map(row => " ".repeat(row.ariaLevel - 1) +
+            ({true: "v ", false: "> "}[row.ariaExpanded] ?? "") + row.ariaLabel)"""
     return list(page.run(code))
 
 
@@ -310,18 +311,18 @@ def test_all_that_takes_the_focus_has_a_name_and_shows_it(shown: Shown) -> None:
         if page.run("document.activeElement === document.body"):
             break
         seen.append(page.run("document.activeElement.id || document.activeElement.textContent"))
-        ring = page.run("""(() => { const at = getComputedStyle(document.activeElement);
-            const row = document.querySelector(".row.active");
-            return at.outlineStyle !== "none" || getComputedStyle(row).boxShadow !== "none"; })()""")
-        assert ring, seen[-1]
+        ring = """(() => { const at = document.activeElement;
+            return at.id === "tree" ? getComputedStyle(at.querySelector(".active")).boxShadow
+                : getComputedStyle(at).outlineStyle; })()"""
+        assert page.run(ring) not in ("", "none"), seen[-1]
     assert seen[:8] == [
         "theme", "search", "All 5", "Tied 2", "Lost 3", "Missed 1", "unfold", "fold",
     ]  # fmt: skip
     assert seen[8] == "tree"
     tree = page.call("Accessibility.getFullAXTree")["nodes"]
     roles = ("button", "searchbox", "tree", "treeitem", "image", "textbox")
-    named = [(node["role"]["value"], node.get("name", {}).get("value", ""))
-             for node in tree if not node["ignored"] and node["role"]["value"] in roles]  # fmt: skip
+    told = [node for node in tree if not node["ignored"] and node["role"]["value"] in roles]
+    named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in told]
     assert ("tree", "Names of the model") in named
     assert ("searchbox", "Search names") in named
     assert [role for role, name in named if not name] == []
@@ -403,3 +404,26 @@ def test_without_ties(shown: Shown) -> None:
     page = shown({}, search=True)
     assert rows(page) == []
     assert json.loads(page.texts("#data")[0])["word"] == []
+
+
+def test_of_many_ties_those_of_the_rows_that_are_seen_are_drawn(shown: Shown) -> None:
+    model: dict[str, Any] = {}
+    for at in range(600):
+        model[f"a.{at}.w"] = model[f"z.{at}.w"] = random(2, 2)
+    page = shown(model)
+    page.pointer("#unfold")
+    page.run("scrollTo(0, 8000)")
+    page.settle()
+    assert len(rows(page)) > 40
+    assert len(lines(page)) >= len(rows(page)) - 2
+    assert page.run("document.querySelectorAll('.arc').length") < 120
+
+
+def test_what_is_folded_away_gives_the_keys_to_its_branch(shown: Shown) -> None:
+    page = shown(gpt2())
+    to_tree(page)
+    page.press("End")
+    assert page.texts("#panel h2") == ["transformer.wte.weight"]
+    page.run("document.getElementById('fold').click()")
+    assert active(page) == "transformer"
+    assert page.texts("#panel h2") == ["transformer"]

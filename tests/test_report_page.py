@@ -1,4 +1,4 @@
-"""The page of `tied report`: what is in the file. What it does in a browser: `make report-check`."""
+"""The page of `tied report`: what is in the file. `make report-check` has it in a browser."""
 
 from __future__ import annotations
 

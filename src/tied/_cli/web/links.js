@@ -64,7 +64,10 @@ function drawRuns(host, first, last, height, isMarked) {
   const top = first * height;
   const seen = runs.filter((run) => run.low <= last && run.high >= first);
   const marked = seen.filter(isMarked);
-  const drawn = [...seen.filter((run) => !isMarked(run)).slice(0, MOST_DRAWN), ...marked];
+  const others = seen.filter((run) => !isMarked(run));
+  const ends = others.filter((run) => [run.to, ...run.from].some((row) => row >= first && row <= last));
+  const passing = new Map(others.map((run) => [run.type + run.lane, run])); // one looks as all do
+  const drawn = [...new Set([...passing.values(), ...ends.slice(0, MOST_DRAWN)]), ...marked];
   const paths = drawn.map((run) => {
     const x = right - 6 - LANE * run.lane;
     const y = (row) => Math.max(-40, Math.min((last - first + 2) * height, (row + 0.5) * height - top));

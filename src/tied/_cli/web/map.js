@@ -2,7 +2,7 @@
 
 const LEVELS = 4;
 const LEVEL = 18; // pixels of height
-const MOST_ARCS = 400;
+const MANY_ARCS = 40;
 const strip = document.getElementById("strip");
 const crumbs = document.getElementById("crumbs");
 let zoomed = -1; // the branch that is drawn; -1 for all
@@ -14,7 +14,9 @@ function drawMap() {
   const whole = (high < N ? before[high] : totalBytes) - start;
   const x = (i) => (whole ? ((before[i] - start) / whole) * width : 0);
   const span = (i) => (whole ? (bytes[i] / whole) * width : 0);
-  const arcs = arcsBetween(low, high, x, span, width);
+  let arcs = arcsBetween(low, high, x, span, width, 1);
+  strip.classList.toggle("dense", arcs.length > MANY_ARCS);
+  if (arcs.length > MANY_ARCS) arcs = arcsBetween(low, high, x, span, width, 12);
   const sky = arcs.reduce((most, arc) => Math.max(most, arc.height), 0) + (arcs.length ? 4 : 1);
   const boxes = boxesOf(low, high, x, span);
   const levels = new Map(boxes.map((box) => [box.node, box.level]));
@@ -65,17 +67,21 @@ function drawBox(box, sky) {
 }
 
 // Arcs that begin and end at the same pixels are one.
-function arcsBetween(low, high, x, span, width) {
+function arcsBetween(low, high, x, span, width, grain) {
   const found = new Map();
   const inside = (node) => node >= low && node < high;
-  const middle = (node) => Math.min(width - 1.5, Math.max(1.5, x(node) + (isStored(node) ? span(node) / 2 : 0)));
+  const beside = { tie: 0, lost: 6, computed: -6 }; // where arcs of two sorts would be one line
+  const middle = (node, type) => {
+    const aside = isStored(node) && span(node) > 24 ? beside[type] : 0;
+    const at = x(node) + (isStored(node) ? span(node) / 2 : 0) + aside;
+    return Math.min(width - 1.5, Math.max(1.5, grain > 1 ? Math.round(at / grain) * grain : at));
+  };
   for (const link of links) {
-    if (found.size >= MOST_ARCS) break;
     if (!inside(link.to)) continue;
     for (const from of link.from) {
       if (!inside(from.node)) continue;
-      const a = middle(link.to);
-      const b = middle(from.node);
+      const a = middle(link.to, link.type);
+      const b = middle(from.node, link.type);
       const key = [link.type, Math.round(a), Math.round(b)].join();
       if (found.has(key)) {
         found.get(key).links.push([link, from]);

@@ -15,11 +15,13 @@ function refresh() {
   listRuns();
   for (const row of made.values()) row.remove();
   made.clear();
-  if (active >= 0 && rowOf[active] >= 0) active = rows[rowOf[active]];
+  const hidden = active >= 0 && rowOf[active] >= 0 && rows[rowOf[active]] !== active;
+  if (hidden) active = rows[rowOf[active]];
   tree.parentNode.style.setProperty("--gutter", gutterWidth() + "px");
   tree.style.height = Math.min(rows.length, MOST_ROWS) * HEIGHT + "px";
   tree.classList.toggle("empty", rows.length === 0);
   draw();
+  if (hidden) drawPanel(active);
 }
 
 function draw() {
