@@ -73,8 +73,13 @@ def _placed(
     path.mkdir(parents=True, exist_ok=True)
     shards = _shards(pieces, max_shard_bytes)
     if len(shards) == 1:
-        _write_file(contents, shards[0], path / ONE, expand, notes, progress)
-        _forget(path, {ONE})
+        try:
+            _write_file(contents, shards[0], path / ONE, expand, notes, progress)
+            _forget(path, {ONE})
+        except BaseException:
+            if (path / INDEX).exists():  # which leads to the files of before
+                (path / ONE).unlink(missing_ok=True)
+            raise
         return path / ONE
     return _write_shards(contents, shards, path, expand, notes, progress)
 
