@@ -130,7 +130,11 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def is_text(name: str) -> bool:
     """Returns whether a string can be written as UTF-8 (half of a surrogate pair can't)."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _no_number(path: Path, text: str) -> Any:
