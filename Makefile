@@ -1,6 +1,6 @@
 # Each target makes the virtual environment that it needs; nothing has to be installed before.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench gpu docs matrix clean
+.PHONY: help demo test check bench fuzz gpu docs matrix report-check clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
 
 # Written last, so that an installation that broke off is taken up again. pyproject.toml has the pins.
 $(INSTALLED): pyproject.toml
@@ -43,6 +43,14 @@ matrix: $(INSTALLED) ## the survival matrices into docs/ (minutes)
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(INSTALLED)) ## the tests that need a CUDA device
 	PYTHONPATH=src $(GPU_PYTHON) tools/gpu.py
+
+report-check: $(INSTALLED) ## the page of `tied report`, in a headless Chromium
+	$(BIN)/python -m pytest -m browser tests/test_report_browser.py
+
+# A library of its own, with wheels for Linux alone; `make test` changes the same files without it.
+fuzz: $(INSTALLED) ## a minute of files that were sound, changed, for the reader
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python fuzz/read_files.py
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

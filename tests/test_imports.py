@@ -69,6 +69,33 @@ ORDER = """
     tied._compare
     tied._bundle
     tied._donation
+    tied._files
+    tied._files.dtypes
+    tied._files.header
+    tied._files.contents
+    tied._files.table
+    tied._files.atomic
+    tied._files.gather
+    tied._files.elements
+    tied._files.container
+    tied._files.write
+    tied._files.read
+    tied._files.outside
+    tied._files.zipped
+    tied._files.npz
+    tied._files.pytorch
+    tied._files.pt2
+    tied._files.gguf
+    tied._files.onnx
+    tied._files.flax
+    tied._files.orbax
+    tied._files.formats
+    tied._checkpoint
+    tied._files.values
+    tied._files.samples
+    tied._files.twins
+    tied._discover
+    tied._load_into
     tied.layers
     tied._torch
     tied._torch.views
@@ -80,6 +107,7 @@ ORDER = """
     tied._torch.state
     tied._torch.hugging
     tied._torch.adopt
+    tied._torch.files
     tied.torch
     tied.jax
     tied._nnx
@@ -99,19 +127,42 @@ ORDER = """
     tied.nnx
     tied._tie
     tied
+    tied._cli.printing
+    tied._cli.progress
+    tied._cli.tree
+    tied._cli.values
+    tied._cli.relations
+    tied._cli.found
+    tied._cli.checksums
+    tied._cli.writers
+    tied._cli.outputs
+    tied._cli.show
+    tied._cli.diff
+    tied._cli.pack
+    tied._cli.unpack
+    tied._cli.convert
+    tied._cli.verify
+    tied._cli.page_data
+    tied._cli.page
+    tied._cli.report
+    tied._cli.completion
+    tied._cli.parser
+    tied._cli.run
+    tied._cli
+    tied.__main__
 """.split()
 
 HEAVY = "torch jax flax equinox scipy safetensors ml_dtypes".split()
 
 PUBLIC = """
-    accumulate adjoint bf16 cast check check_donation compare copy cpu diagonal empty f16 f32 f64
-    gpu leaf map merge node permute ravel register shares span split tie ties to transpose untie
-    view watch
-    Adoption Bidiagonal Bundle Cholesky Comparison Derived Diagonal Hermitian Layout LeafReport
-    LowerTriangular Path Skeleton Span StorageReport Symmetric TieChange Ties Tridiagonal
+    accumulate adjoint bf16 cast check check_donation compare copy cpu diagonal discover empty f16
+    f32 f64 gpu leaf load load_into map merge node permute ravel register save shares span split tie ties
+    to transpose untie view watch
+    Adoption Bidiagonal Bundle Cholesky Comparison Derived Diagonal Discovered Finding Hermitian Layout LeafReport
+    Loaded LowerTriangular Path Skeleton Span StorageReport Symmetric TieChange Ties Tridiagonal
     UpperTriangular View
-    ConventionError DeviceError DtypeError HiddenArrayError LibraryError MatchError MergeError
-    PathError TieError TiedError UntiedError
+    ConventionError DeviceError DtypeError FileError HiddenArrayError LibraryError MatchError
+    MergeError PathError TieError TiedError UntiedError
     DeviceWarning HiddenArrayWarning TiedWarning UntiedWarning
 """.split()
 
@@ -241,7 +292,9 @@ def test_the_docs_describe_each_public_name() -> None:
             *PUBLIC,
             "layers.Chain",
             "layers.Dense",
+            "torch.load_model",
             "torch.load_state_dict",
+            "torch.save_model",
             "nnx.alias",
             "nnx.state_axes",
             "nnx.Tied",

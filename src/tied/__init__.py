@@ -1,7 +1,7 @@
 """tied keeps shared weights shared: a model is a skeleton and storages, and ties are kept."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tied._bundle import Bundle
 from tied._cast import bf16, cast, f16, f32, f64
@@ -12,6 +12,7 @@ from tied._errors import (
     DeviceError,
     DeviceWarning,
     DtypeError,
+    FileError,
     HiddenArrayError,
     HiddenArrayWarning,
     LibraryError,
@@ -50,6 +51,11 @@ from tied._where import shares, span
 from tied.arrays import Span
 from tied.arrays.view import View
 
+if TYPE_CHECKING:
+    from tied._checkpoint import load, save
+    from tied._discover import Discovered, Finding, discover
+    from tied._load_into import Loaded, load_into
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -63,13 +69,17 @@ __all__ = [
     "DeviceError",
     "DeviceWarning",
     "Diagonal",
+    "Discovered",
     "DtypeError",
+    "FileError",
+    "Finding",
     "Hermitian",
     "HiddenArrayError",
     "HiddenArrayWarning",
     "Layout",
     "LeafReport",
     "LibraryError",
+    "Loaded",
     "LowerTriangular",
     "MatchError",
     "MergeError",
@@ -99,18 +109,22 @@ __all__ = [
     "copy",
     "cpu",
     "diagonal",
+    "discover",
     "empty",
     "f16",
     "f32",
     "f64",
     "gpu",
     "leaf",
+    "load",
+    "load_into",
     "map",
     "merge",
     "node",
     "permute",
     "ravel",
     "register",
+    "save",
     "shares",
     "span",
     "split",
@@ -124,8 +138,22 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "Discovered": "tied._discover",
+    "Finding": "tied._discover",
+    "discover": "tied._discover",
+    "load": "tied._checkpoint",
+    "save": "tied._checkpoint",
+    "Loaded": "tied._load_into",
+    "load_into": "tied._load_into",
+}
+_PARTS = ("torch", "jax", "nnx")
+
+
 def __getattr__(name: str) -> Any:
-    """Loads the part for a framework when it is asked for: `tied.torch`, `tied.nnx`."""
-    if name in ("torch", "jax", "nnx"):
+    """Loads what not every program needs when it is asked for: files, `tied.torch`, `tied.nnx`."""
+    if name in _PARTS:
         return importlib.import_module(f"tied.{name}")
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'tied' has no attribute {name!r}")

@@ -94,6 +94,10 @@ class UntiedError(TiedError, ValueError):
     """A tie was lost or made where none should be."""
 
 
+class FileError(TiedError, ValueError):
+    """A checkpoint can't be read as what it says it is, or does not fit what it is read into."""
+
+
 class TiedWarning(UserWarning):
     """The base of every warning that this library gives."""
 

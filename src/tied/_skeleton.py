@@ -293,7 +293,7 @@ def split(
         raise TiedError(f"conflict={conflict!r} is unknown", hint='Type "raise" or "first"')
     found = walk(model, extras=True)
     _unreached.check(found, hidden)
-    pairs = _named(storages(found))
+    pairs = named(storages(found))
     skeleton_storages = tuple([storage for storage, _ in pairs])
     parts: list[dict[str, Any]] = [{} for _ in range(len(filters) + 1)]
     for storage, array in pairs:
@@ -321,7 +321,7 @@ def _compact(x: Any) -> Any:
     return kind.compact(x) if isinstance(kind, Library) else x
 
 
-def _named(pairs: list[tuple[Storage, Any]]) -> list[tuple[Storage, Any]]:
+def named(pairs: list[tuple[Storage, Any]]) -> list[tuple[Storage, Any]]:
     """Makes names unique: keys with dots in them can give one name to two places."""
     if len({storage.name for storage, _ in pairs}) == len(pairs):
         return pairs

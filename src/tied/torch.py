@@ -1,4 +1,4 @@
-"""Ties that last in PyTorch modules: what `tied.tie` and `tied.untie` do to them, and loading."""
+"""Ties that last in PyTorch modules: what `tied.tie` and `tied.untie` do to them, and files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tied._hidden import captures
 from tied._ties import ties
 from tied._torch.adopt import adopt, disagree, replace
 from tied._torch.dressed import ordinary, release
+from tied._torch.files import load_model, save_model
 from tied._torch.hugging import keep_ways
 from tied._torch.places import Place, below, common, locate, must_be_registered, must_not_turn_back
 from tied._torch.reads import Reads, parametrized, shares_storage, ties_below
@@ -22,7 +23,7 @@ from tied._torch.state import conflict, repeats, watch_loading, watch_repeats
 from tied._torch.views import TORCH, View, native
 from tied._where import shares
 
-__all__ = ["load_state_dict", "tie_all", "tie_one", "untie"]
+__all__ = ["load_model", "load_state_dict", "save_model", "tie_all", "tie_one", "untie"]
 
 
 def tie_all(module: nn.Module, on_conflict: str) -> tuple[list[TieChange], list[str]]:

@@ -1,0 +1,1 @@
+"""Checkpoint files: what is in them, and how they are written."""
