@@ -156,11 +156,11 @@ HEAVY = "torch jax flax equinox scipy safetensors ml_dtypes".split()
 
 PUBLIC = """
     accumulate adjoint bf16 cast check check_donation compare copy cpu diagonal discover empty f16
-    f32 f64 gpu leaf load load_into map merge node permute ravel register save shares span split tie ties
-    to transpose untie view watch
-    Adoption Bidiagonal Bundle Cholesky Comparison Derived Diagonal Discovered Finding Hermitian Layout LeafReport
-    Loaded LowerTriangular Path Skeleton Span StorageReport Symmetric TieChange Ties Tridiagonal
-    UpperTriangular View
+    f32 f64 gpu leaf load load_into map merge node permute ravel register save shares span split tie
+    ties to transpose untie view watch
+    Adoption Bidiagonal Bundle Cholesky Comparison Derived Diagonal Discovered Finding Hermitian
+    Layout LeafReport Loaded LowerTriangular Path Skeleton Span StorageReport Symmetric TieChange
+    Ties Tridiagonal UpperTriangular View
     ConventionError DeviceError DtypeError FileError HiddenArrayError LibraryError MatchError
     MergeError PathError TieError TiedError UntiedError
     DeviceWarning HiddenArrayWarning TiedWarning UntiedWarning
