@@ -43,6 +43,9 @@ def test_help_has_examples_that_can_be_typed() -> None:
     lines = [line.strip() for line in ran.out.splitlines()]
     examples = [line.split("  ")[0] for line in lines if line.startswith("tied ")]
     assert len(examples) == 5
+    does = {command.does: name for name, command in COMMANDS.items()}
+    told = [(line.split(" ")[0], line.partition("  ")[2].strip()) for line in lines]
+    assert [name for name, said in told if said in does and name != "tied"] == [*does.values()]
     for name in COMMANDS:
         told = run(name, "--help")
         assert (told.code, told.err) == (0, "")

@@ -162,10 +162,16 @@ def test_bits_are_compared() -> None:
 
 def test_other_dtypes_never_match() -> None:
     kinds = ["float32", "int32", "uint32"]
-    assert found({kind: W.view(kind) for kind in kinds}) == []
-    assert found({"a": W, "wide": W.view("float64"), "bits": W.view("uint8")}) == []
-    assert found({"a": torch.from_numpy(own(C)), "b": torch.from_numpy(C.view("int16")),
-                  "c": torch.from_numpy(C.view("int16")).view(torch.bfloat16)}) == []  # fmt: skip
+    assert found({kind: own(W).view(kind) for kind in kinds}) == []
+    assert found({"a": own(W), "wide": own(W).view("float64"), "bits": own(W).view("uint8")}) == []
+    half = torch.from_numpy(own(C))
+    arrays = {
+        "a": half,
+        "b": half.clone().view(torch.int16),
+        "c": half.clone().view(torch.bfloat16),
+    }
+    assert found(arrays) == []
+    assert found(arrays | {"d": arrays["c"].clone()}) == [("equal", "d = c")]
 
 
 def raw(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], bytes]], pad: int = 0) -> Path:

@@ -11,9 +11,9 @@ import pytest
 
 from browser import Page, browser
 from report_models import HOSTILE, autoencoder, gpt2, lost, many, random, saved
+from report_pages import Shown, active, background, lines, rows, to_tree
 from tied._checkpoint import open_checkpoint
 from tied._cli.page import render
-from tied._discover import discover
 
 pytestmark = pytest.mark.browser
 
@@ -24,21 +24,6 @@ def chromium() -> Iterator[Page]:
         yield page
 
 
-class Shown:
-    """Shows models in the browser; at the end nothing may have gone wrong in the page."""
-
-    def __init__(self, page: Page, folder: Path) -> None:
-        self.page, self.folder = page, folder
-
-    def __call__(self, model: dict[str, Any], *, search: bool = False, **window: Any) -> Page:
-        contents = open_checkpoint(saved(model, self.folder))
-        path = self.folder / "ties.html"
-        text = render(contents, discover(contents) if search else None)
-        path.write_text(text, encoding="utf-8")
-        self.page.show(path, **window)
-        return self.page
-
-
 @pytest.fixture
 def shown(chromium: Page, tmp_path: Path) -> Iterator[Shown]:
     made = Shown(chromium, tmp_path)
@@ -46,38 +31,6 @@ def shown(chromium: Page, tmp_path: Path) -> Iterator[Shown]:
     yield made
     assert chromium.complaints() == []
     assert chromium.requests() == [(tmp_path / "ties.html").as_uri()]
-
-
-def rows(page: Page) -> list[str]:
-    """The rows that are in the page, from top to bottom, as a screen reader has them."""
-    code = """[...document.querySelectorAll("[role=treeitem]")]
-        .sort((a, b) => a.getBoundingClientRect().y - b.getBoundingClientRect().y)
-        .map(row => " ".repeat(row.ariaLevel - 1) +
-            ({true: "v ", false: "> "}[row.ariaExpanded] ?? "") + row.ariaLabel)"""
-    return list(page.run(code))
-
-
-def active(page: Page) -> str:
-    """The row that has the keys."""
-    code = """(() => { const tree = document.getElementById("tree");
-        const row = document.getElementById(tree.getAttribute("aria-activedescendant"));
-        return row && document.activeElement === tree ? row.ariaLabel.split(",")[0] : ""; })()"""
-    return str(page.run(code))
-
-
-def to_tree(page: Page) -> None:
-    """Goes to the tree by the Tab key alone."""
-    for _ in range(20):
-        page.press("Tab")
-        if page.run("document.activeElement.id") == "tree":
-            return
-    raise AssertionError("Tab does not reach the tree")
-
-
-def lines(page: Page) -> list[str]:
-    code = """[...document.querySelectorAll(".wires g")].map(g =>
-        g.getAttribute("class") + " " + g.querySelectorAll("circle").length)"""
-    return sorted(page.run(code))
 
 
 def test_the_model_is_a_tree(shown: Shown) -> None:
@@ -283,10 +236,6 @@ def test_one_branch_can_be_drawn_alone(shown: Shown) -> None:
     assert page.texts("#crumbs > *") == []
 
 
-def background(page: Page) -> str:
-    return str(page.run("getComputedStyle(document.body).backgroundColor"))
-
-
 def test_light_and_dark(shown: Shown) -> None:
     light, dark = "rgb(255, 255, 255)", "rgb(20, 23, 27)"
     page = shown(autoencoder())
@@ -427,3 +376,31 @@ def test_what_is_folded_away_gives_the_keys_to_its_branch(shown: Shown) -> None:
     page.run("document.getElementById('fold').click()")
     assert active(page) == "transformer"
     assert page.texts("#panel h2") == ["transformer"]
+
+
+def test_rows_that_are_left_out_are_told(shown: Shown) -> None:
+    page = shown({f"w{at}": random(1) for at in range(3010)})
+    assert page.texts("#cut:not([hidden])") == []
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert page.texts("#cut:not([hidden])") == ["10 more rows are not here: search, or fold."]
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert page.texts("#cut:not([hidden])") == []
+
+
+def test_deep_names_are_indented_within_the_window(shown: Shown) -> None:
+    page = shown({".".join("abcdefghijklmnopqrstuvwxyz"[:n]): random(n) for n in range(1, 27)},
+                 width=420)  # fmt: skip
+    edges = """[...document.querySelectorAll(".row")].map(row =>
+        row.querySelector("bdi").getBoundingClientRect().right <=
+        row.querySelector(".bytes").getBoundingClientRect().left)"""
+    assert page.run(edges) == [True] * len(rows(page))
+    assert len(rows(page)) == 26
+
+
+def test_a_storage_that_is_computed_too_keeps_its_bytes(shown: Shown) -> None:
+    contents = open_checkpoint(saved({"a": random(3), "b": random(3)}, shown.folder))
+    contents.computed = {"b": ("a",)}
+    path = shown.folder / "ties.html"
+    path.write_text(render(contents), encoding="utf-8")
+    shown.page.show(path)
+    assert rows(shown.page)[1] == "b, (3,), float32, 12 B, computed from a"

@@ -40,8 +40,8 @@ class Request:
     force: bool = False
 
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+          "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}  # fmt: skip
 
 
 def parse_bytes(text: str) -> int:
@@ -54,10 +54,10 @@ def parse_bytes(text: str) -> int:
     (5000000000, 1572864)
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
-    unit = match and match[2].upper().removesuffix("B") + "B" * (match[2] not in ("", "b", "B"))
-    if match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < 1:
+    unit = _UNITS.get(match[2].upper().removesuffix("B")) if match else None
+    if match is None or unit is None or float(match[1]) * unit < 1:
         raise ValueError(text)
-    return int(float(match[1]) * _UNITS[unit])
+    return int(float(match[1]) * unit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,17 +116,24 @@ exit codes:
 """
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help whose texts stand as they are written, and beside the longest command too."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment  # argparse forgets to count it
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="tied", description=_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="tied", description=_TEXT, formatter_class=_Help)
     parser.add_argument("--version", action="version", version=f"tied {tied.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         own = commands.add_parser(
             name, help=command.does, description=command.text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
         )  # fmt: skip
         own.add_argument("--json", action="store_true", help="print one JSON document")
         own.set_defaults(parser=parser)

@@ -81,6 +81,10 @@ def _alike(a: Checkpoint, b: Checkpoint, first: str, name: str) -> bool:
         return True
     if (ours.shape, base.shape) != (theirs.shape, base_there.shape):
         return True  # told as a difference of shapes
+    if a.source(first) == first:
+        there_too = base_there.then(ours)
+        if there_too is not None:
+            return there_too.canonical() == theirs.canonical()
     flags = [(x.conj, x.neg) for x in (ours, theirs, base, base_there)]
     turned = [(p[0] ^ q[0], p[1] ^ q[1]) for p, q in ((flags[0], flags[2]), (flags[1], flags[3]))]
     if turned[0] != turned[1]:

@@ -25,15 +25,21 @@ class Item:
         of: The item that it is a reading of; itself, as long as it is of none.
         layout: How it reads that.
         kept: Whether another one is a reading of it.
-        sums: The sum of its elements, and those of the starts of a run, by their lengths.
+        total: The sum of its elements; None until it is asked for.
+        sums: Those of the starts of its runs, by their lengths.
     """
 
-    __slots__ = ("kept", "layout", "of", "shape", "size", "stored", "sums")
+    __slots__ = ("kept", "layout", "of", "shape", "size", "stored", "sums", "total")
 
     def __init__(self, stored: Stored, shape: Ints) -> None:
         self.stored, self.shape, self.size = stored, shape, math.prod(shape)
         self.of, self.layout, self.kept = self, Layout.whole(shape), False
-        self.sums: dict[Run | None, dict[int, int]] = {}
+        self.total: int | None = None
+        self.sums: dict[Run, dict[int, int]] = {}
+
+    def may_be(self, other: Item) -> bool:
+        """Returns whether the sums of two items, as far as they are known, are the same."""
+        return self.total is None or other.total is None or self.total == other.total
 
 
 class _Match(NamedTuple):
@@ -116,12 +122,13 @@ class Search:
     def _alike(self, item: Item, samples: list[tuple[Order, Any]]) -> Iterator[_Match]:
         """Gives the items of the same size that an item may be a reading of."""
         for way, key in samples:
-            for other in self.flat.get(key, ()):
+            for other in filter(item.may_be, self.flat.get(key, ())):
                 yield _Match(other, turned_back(item.shape, way.axes))
         # A transpose that is flat is no view; but what it is the transpose of is one of it.
         for _, key in samples[:1]:
             for other, way in self.turned.get(key, ()):
-                yield _Match(other, turned_back(other.shape, way.axes), swaps=True)
+                if item.may_be(other):
+                    yield _Match(other, turned_back(other.shape, way.axes), swaps=True)
 
     def _longer(self, item: Item, whole: list[Any], starts: dict[Any, Any]) -> Iterator[_Match]:
         """Gives the items whose start an item may be."""
@@ -140,7 +147,7 @@ class Search:
             other = match.of
             # A second comparison of whole arrays has to be worth it: where many samples are
             # alike, as in sparse arrays, the sums are different.
-            if failed and self._sum(item, x, None, item.size) != self._sum_of(match):
+            if failed and _total(item, x) != self._sum(match):
                 continue
             layout = match.layout if match.swaps else other.layout.then(match.layout)
             if layout is None or (match.swaps and not _is_free(other)):
@@ -154,24 +161,24 @@ class Search:
                 item.of, item.layout, other.of.kept = other.of, layout, True
             return
 
-    def _sum_of(self, match: _Match) -> int:
-        """Returns the sum of the elements that a match reads."""
-        length = match.length if match.run else match.of.size
-        return self._sum(match.of, None, match.run, length)
-
-    def _sum(self, item: Item, x: Any, run: Run | None, length: int) -> int:
-        """Returns the sum of an item, or of the start of a run; makes those of all starts."""
+    def _sum(self, match: _Match) -> int:
+        """Returns the sum of the elements that a match reads; makes those of all starts at once."""
+        item, run = match.of, match.run
+        if run is None:
+            return _total(item)
         if run not in item.sums:
-            x = elements(item.stored) if x is None else x
-            lengths = [item.size]
-            if run is not None:
-                x = x.reshape(item.shape).swapaxes(0, run.axis)
-                lengths = sorted(n for n in self.lengths[run.rest] if n < run.length)
+            x = elements(item.stored).reshape(item.shape).swapaxes(0, run.axis)
             sums, at, so_far = item.sums.setdefault(run, {}), 0, 0
-            for stop in lengths:
+            for stop in sorted(n for n in self.lengths[run.rest] if n < run.length):
                 so_far = (so_far + total(x[at:stop])) % (1 << 64)
                 sums[stop], at = so_far, stop
-        return item.sums[run][length]
+        return item.sums[run][match.length]
+
+
+def _total(item: Item, x: Any = None) -> int:
+    if item.total is None:
+        item.total = total(elements(item.stored) if x is None else x)
+    return item.total
 
 
 def _is_free(item: Item) -> bool:

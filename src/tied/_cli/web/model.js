@@ -24,7 +24,7 @@ function readTree() {
   }
   while (path.length) end[path.pop()] = N;
   for (const [node] of data.aliases) role[node] = ALIAS;
-  for (const [node] of data.computed) if (role[node] !== ALIAS) role[node] = COMPUTED;
+  for (const [node] of data.computed) if (!role[node]) role[node] = COMPUTED;
   for (const node of data.spans) role[node] = SPAN;
   const missing = data.missed === true ? data.aliases.map((alias) => alias[0]) : data.missed;
   for (const node of missing) missed[node] = 1;

@@ -76,7 +76,7 @@ const KEYS = {
 };
 
 function go(r) {
-  if (rows.length) select(rows[Math.min(r, rows.length - 1)]);
+  if (rows.length) select(rows[Math.min(r, rows.length - 1, MOST_ROWS - 1)]);
 }
 
 function nextOfStorage() {

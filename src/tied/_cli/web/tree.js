@@ -3,8 +3,10 @@
 const HEIGHT = 28;
 const BEYOND = 12; // rows above and below what is seen
 const MOST_ROWS = 500000; // browsers have no longer pages
+const MOST_PRINTED = 3000;
 const tree = document.getElementById("tree");
 const wires = svg("svg", { class: "wires", "aria-hidden": "true" });
+const cut = document.getElementById("cut");
 const made = new Map(); // node -> its row
 let active = -1;
 let hovered = -1;
@@ -27,8 +29,11 @@ function refresh() {
 function draw() {
   const top = tree.getBoundingClientRect().top;
   let first = Math.max(0, Math.floor(-top / HEIGHT) - BEYOND);
-  let last = Math.min(rows.length, MOST_ROWS, Math.ceil((innerHeight - top) / HEIGHT) + BEYOND) - 1;
-  if (printing) [first, last] = [0, Math.min(rows.length, 3000) - 1];
+  const most = printing ? MOST_PRINTED : MOST_ROWS;
+  let last = Math.min(rows.length, most, Math.ceil((innerHeight - top) / HEIGHT) + BEYOND) - 1;
+  if (printing) [first, last] = [0, Math.min(rows.length, most) - 1];
+  cut.hidden = rows.length <= most;
+  cut.textContent = `${grouped(rows.length - most)} more rows are not here: search, or fold.`;
   const wanted = new Set();
   for (let r = first; r <= last; r++) wanted.add(rows[r]);
   if (active >= 0 && rowOf[active] >= 0 && rows[rowOf[active]] === active) wanted.add(active);
@@ -52,7 +57,7 @@ function draw() {
 
 function drawRow(i) {
   const name = element("span", { class: "name" });
-  name.style.paddingLeft = Math.min(data.depth[i], 16) * 16 + "px";
+  name.style.setProperty("--depth", Math.min(data.depth[i], 16));
   name.append(element("span", { class: "fold", "aria-hidden": "true" }), marked(i));
   const said = sentences(i);
   if (said.length) name.append(element("code", { text: shown(said.join("; ")) }));
