@@ -59,8 +59,8 @@ def _tie(contents: Checkpoint, headers: dict[Path, Any]) -> None:
         for name, impl in table["keys"].items():
             contents.storages[name] = dataclasses.replace(contents.storages[name], key=impl)
         if table["expanded"]:
-            for name in table["aliases"]:
-                contents.storages.pop(name, None)
+            for name in table["aliases"].keys() & contents.storages.keys():
+                contents.copies[name] = contents.storages.pop(name)
         own = {*table["aliases"], "tied"}
         contents.metadata |= {k: v for k, v in header.metadata.items() if k not in own}
 
