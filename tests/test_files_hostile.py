@@ -170,7 +170,7 @@ INDICES: dict[str, tuple[Any, dict[str, bytes], str, tuple[str, ...]]] = {
     "a file that is a number": ({"weight_map": {"w": 1}}, {}, "without a weight_map", ()),
     "a file that is no text": (b'{"weight_map":{"w":"\\ud800"}}', {}, "", ("w",)),
     "a file that is not there": ({"weight_map": {"w": "y"}}, {}, "is not there", ()),
-    "a file of 5,000 letters": ({"weight_map": {"w": "y" * 5000}}, {}, "", ()),
+    "a file of 5,000 letters": ({"weight_map": {"w": "y" * 5000}}, {}, "that can't be", ("w",)),
     "a tensor that is not there": ({"weight_map": {"u": "x.safetensors"}}, {"x": SOUND},
                                    "the index has it here, the file has not", ("u",)),
     "no tensors": ({"weight_map": {}}, {"x": SOUND}, "", ()),

@@ -13,7 +13,7 @@ import numpy as np
 
 from tied._errors import FileError
 from tied._files.contents import INDEX, ONE, Alias, Checkpoint, Stored
-from tied._files.header import bad, opened, parse, read_header, small_file
+from tied._files.header import bad, is_text, opened, parse, read_header, small_file
 from tied._files.table import read_table
 from tied._layout import Layout
 
@@ -81,8 +81,10 @@ def files_of(path: Path) -> dict[Path, set[str] | None]:
         raise bad(path, "an index without a weight_map of strings")
     files: dict[Path, set[str] | None] = {}
     for name, file in told.items():
-        if file in ("", ".", "..") or set(file) & {"/", "\\", "\0"} or len(file) > 255:
+        if file in ("", ".", "..") or set(file) & {"/", "\\", "\0"}:
             raise bad(path, f"the index leads out of its folder: {file!r}", name)
+        if not is_text(file) or len(file) > 255:
+            raise bad(path, "the index names a file that can't be", name)
         there = path.parent / file
         names = files.setdefault(there, set())
         assert names is not None
