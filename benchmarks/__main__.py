@@ -21,6 +21,7 @@ GROUPS = {
     "tie": "a module with a lasting tie, against the same written by hand",
     "find": "finding ties, against safetensors and accelerate",
     "copy": "a copy of 1 GiB, every second array a tie",
+    "files": "files of 2 GiB, against safetensors",
     "discover": "lost ties of 512 MiB, against reading them once",
 }
 

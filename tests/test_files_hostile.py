@@ -170,7 +170,7 @@ INDICES: dict[str, tuple[Any, dict[str, bytes], str, tuple[str, ...]]] = {
     "a file that is a number": ({"weight_map": {"w": 1}}, {}, "without a weight_map", ()),
     "a file that is no text": (b'{"weight_map":{"w":"\\ud800"}}', {}, "", ("w",)),
     "a file that is not there": ({"weight_map": {"w": "y"}}, {}, "is not there", ()),
-    "a file of 5,000 letters": ({"weight_map": {"w": "y" * 5000}}, {}, "", ()),
+    "a file of 5,000 letters": ({"weight_map": {"w": "y" * 5000}}, {}, "that can't be", ("w",)),
     "a tensor that is not there": ({"weight_map": {"u": "x.safetensors"}}, {"x": SOUND},
                                    "the index has it here, the file has not", ("u",)),
     "no tensors": ({"weight_map": {}}, {"x": SOUND}, "", ()),
@@ -240,6 +240,27 @@ def test_one_file_of_several_is_no_checkpoint(tmp_path: Path) -> None:
     """What a save that was killed leaves, or a download that was broken off."""
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(SOUND)
     refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("impl", "shape"), [("nope", [3, 2]), ("threefry2x32", [6]), ("rbg", [3, 2])]
+)
+def test_random_keys_that_are_none(impl: str, shape: list[int], tmp_path: Path) -> None:
+    """They are numbers to NumPy; only JAX can say that they are no keys."""
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(table({"version": 1, "keys": {"w": impl}}, of("U32", shape, 24)))
+    assert tied.load(path)["w"].shape == tuple(shape)
+    with pytest.raises(tied.FileError) as caught:
+        tied.load(path, framework="jax")
+    assert caught.value.paths == ("w",)
+
+
+def test_a_part_of_random_keys_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    row = {"of": "w", "shape": [2, 2], "strides": [2, 1], "offset": 0}
+    told = {"version": 1, "aliases": {"v": row}, "keys": {"w": "threefry2x32"}}
+    path.write_bytes(table(told, of("U32", [3, 2], 24)))
+    assert refused(path).paths == ("v",)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_open(tmp_path: Path) -> None:

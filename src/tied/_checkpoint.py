@@ -134,6 +134,8 @@ class _Arrays:
         try:
             return self.library.read(flat, base.shape, layout, None)
         except TiedError as error:
+            if name in self.contents.copies:
+                return self.storage(self.contents.copies[name])
             raise TieError(
                 f"{self.library.name} has no such view: {name} reads the bits of {base.name}",
                 hint='Read it as framework="numpy", or save it with expand=True',

@@ -69,6 +69,7 @@ class Checkpoint:
         format: What it is: "safetensors", "pt", ...
         storages: By name, in the order of the file.
         aliases: By name.
+        copies: The tensors that an expanded file has for its aliases.
         computed: What is computed from storages by the model itself: names, and of what.
         metadata: What else the file says of itself.
         files: The files that it is made of.
@@ -78,6 +79,7 @@ class Checkpoint:
     format: str
     storages: dict[str, Stored]
     aliases: dict[str, Alias] = field(default_factory=dict)
+    copies: dict[str, Stored] = field(default_factory=dict)
     computed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()

@@ -88,10 +88,10 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def small_file(path: Path) -> bytes:
     """Returns the bytes of a file that is to be read whole, such as an index."""
     with opened(path) as file:
-        text = file.read(MOST + 1)
-    if len(text) > MOST:
-        raise bad(path, f"JSON of more than {MOST:,} bytes")
-    return text
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST:
+            raise bad(path, f"JSON of more than {MOST:,} bytes")
+        return file.read(size)
 
 
 def bad(path: Path, what: str, name: str | None = None) -> FileError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tied._errors import FileError
 from tied._files.contents import INDEX, ONE, Alias, Checkpoint, Stored
-from tied._files.header import bad, opened, parse, read_header, small_file
+from tied._files.header import bad, is_text, opened, parse, read_header, small_file
 from tied._files.table import read_table
 from tied._layout import Layout
 
@@ -59,8 +59,8 @@ def _tie(contents: Checkpoint, headers: dict[Path, Any]) -> None:
         for name, impl in table["keys"].items():
             contents.storages[name] = dataclasses.replace(contents.storages[name], key=impl)
         if table["expanded"]:
-            for name in table["aliases"]:
-                contents.storages.pop(name, None)
+            for name in table["aliases"].keys() & contents.storages.keys():
+                contents.copies[name] = contents.storages.pop(name)
         own = {*table["aliases"], "tied"}
         contents.metadata |= {k: v for k, v in header.metadata.items() if k not in own}
 
@@ -81,8 +81,10 @@ def files_of(path: Path) -> dict[Path, set[str] | None]:
         raise bad(path, "an index without a weight_map of strings")
     files: dict[Path, set[str] | None] = {}
     for name, file in told.items():
-        if file in ("", ".", "..") or set(file) & {"/", "\\", "\0"} or len(file) > 255:
+        if file in ("", ".", "..") or set(file) & {"/", "\\", "\0"}:
             raise bad(path, f"the index leads out of its folder: {file!r}", name)
+        if not is_text(file) or len(file) > 255:
+            raise bad(path, "the index names a file that can't be", name)
         there = path.parent / file
         names = files.setdefault(there, set())
         assert names is not None

@@ -179,7 +179,7 @@ def _inside(layout: Layout, stored: Stored) -> bool:
     """Returns whether a layout reads nothing but the storage."""
     bits = BITS[stored.dtype]
     unit = 8 if layout.dtype is not None else bits
-    if bits % 8 and layout.dtype is None and layout.shape != stored.shape:
+    if bits % 8 and layout.dtype is None and not layout.is_whole(stored.shape):
         return False  # elements that are no whole bytes can't be read in part
     if 0 in layout.shape:
         return layout.offset * unit <= stored.nbytes * 8 and not any(
