@@ -168,20 +168,21 @@ INDICES: dict[str, tuple[Any, dict[str, bytes], str, tuple[str, ...]]] = {
     "no map": ({}, {}, "an index without a weight_map of strings", ()),
     "the map is a list": ({"weight_map": []}, {}, "an index without a weight_map", ()),
     "a file that is a number": ({"weight_map": {"w": 1}}, {}, "without a weight_map", ()),
-    "a file that is no text": (b'{"weight_map":{"w":"\\ud800"}}', {}, "", ("w",)),
+    "a file that is no text": (b'{"weight_map":{"w":"\\ud800"}}', {}, "that can't be", ("w",)),
     "a file that is not there": ({"weight_map": {"w": "y"}}, {}, "is not there", ()),
     "a file of 5,000 letters": ({"weight_map": {"w": "y" * 5000}}, {}, "that can't be", ("w",)),
     "a tensor that is not there": ({"weight_map": {"u": "x.safetensors"}}, {"x": SOUND},
                                    "the index has it here, the file has not", ("u",)),
-    "no tensors": ({"weight_map": {}}, {"x": SOUND}, "", ()),
+    "no tensors": ({"weight_map": {}}, {"x": SOUND}, "an index of no files", ()),
     "a tensor in two files": ({"weight_map": {"w": "x.safetensors", "u": "y.safetensors"}},
                               {"x": SOUND, "y": file({"u": of("U8", [4], 4), "w":
                                {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}, bytes(8))},
-                              "", ("w",)),
+                              "another file of the checkpoint has it too", ("w",)),
     "an alias of two files": (
         {"weight_map": {"w": "x.safetensors", "v": "y.safetensors"}},
         {"x": row(), "y": file({"v": W})}, "an alias that is stored too", ("v",)),
-    "the index itself": ({"weight_map": {"w": "model.safetensors.index.json"}}, {}, "", ()),
+    "the index itself": ({"weight_map": {"w": "model.safetensors.index.json"}}, {},
+                         "at most 100,000,000 are read", ()),
     "one that is cut off": ({"weight_map": X}, {"x": SOUND[:-1]}, "in 23 bytes of data", ("w",)),
 }  # fmt: skip
 
