@@ -57,10 +57,32 @@ def tied_for_good(pair: Pair) -> Pair:
     return pair
 
 
+def bundled(pair: Any) -> tied.Bundle:
+    """The pair as a bundle; `b` is one of two arrays before."""
+    view = tied.transpose if pair["a"].shape != pair["b"].shape else None
+    return tied.tie({"a": pair["a"], "b": pair["b"] * 1}, "b", "a", view)
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """The first and the last array of a tree of JAX: the same one if there is one."""
+    found = jax.tree.leaves(tree)
+    return {"a": found[0], "b": found[-1]}
+
+
+def norm(pair: Any) -> Any:
+    return sum(jax.numpy.sum(pair[name] ** 2) for name in "ab")
+
+
 OURS = [
     lambda pair: tied.map(lambda array: array * 2, pair),
     *(tied.f16, tied.f32, tied.f64, tied.copy),
     lambda pair: tied.merge(*tied.split(pair)),
+]
+JAX: list[Callable[[Any], Any]] = [
+    lambda pair: jax.tree.map(lambda array: array * 2, pair),
+    jax.jit(lambda pair: pair),
+    jax.grad(norm),
+    lambda pair: jax.device_put(pair, jax.devices()[1]),
 ]
 ROWS: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
     "`tied.map`, `to`, `f16`, `bf16`, `f32`, `f64`, `copy`, `split` and `merge`": [
@@ -81,10 +103,9 @@ ROWS: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
         ("torch", lambda pair: copy.deepcopy(tied_for_good(pair))),
         ("torch", lambda pair: by_pickle(tied_for_good(pair))),
     ],
-    "JAX `tree.map`, `jit`, `device_put`": [
-        ("jax", lambda pair: jax.tree.map(lambda array: array * 2, pair)),
-        ("jax", jax.jit(lambda pair: pair)),
-        ("jax", lambda pair: jax.device_put(pair, jax.devices()[1])),
+    "JAX `tree.map`, `jit`, `grad`, `device_put`": [("jax", operation) for operation in JAX],
+    "JAX after `tied.tie`: all of these, and what the [matrix](docs/matrix-jax.md) lists": [
+        ("jax", lambda pair, of=operation: leaves(of(bundled(pair)))) for operation in JAX
     ],
 }
 
