@@ -1,4 +1,4 @@
-"""Public reports on files of JAX, MLX, Keras, NumPy and serializers, by their numbers."""
+"""Public reports on files of JAX, MLX, Keras, NumPy and serializers, and of flat buffers."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def tied_params(library: str, start: float = 0) -> dict[str, Any]:
 
 @each_library
 def test_j36_j46_alias_keys_are_told_apart_from_missing_ones(library: str, file: Path) -> None:
+    """J36, J46: what reads a storage that is there needs no value of its own."""
     safetensors.numpy.save_file({"wte": W + 1}, file)
     told = tied.load_into(tied_params(library), file, strict=False)
     assert (told.loaded, told.aliases, told.missing) == (("wte",), ("lm_head",), ("bias",))
@@ -59,7 +60,7 @@ def test_j36_j46_alias_keys_are_told_apart_from_missing_ones(library: str, file:
 
 @each_library
 def test_j39_a_key_that_is_lacking_is_named(library: str, file: Path) -> None:
-    """Elsewhere it stays zero, or a shape without a value, and nobody is told."""
+    """J39: elsewhere it stays zero, or a shape without a value, and nobody is told."""
     safetensors.numpy.save_file({"wte": W}, file)
     with pytest.raises(tied.FileError) as caught:
         tied.load_into(tied_params(library), file)
@@ -71,6 +72,7 @@ def test_j39_a_key_that_is_lacking_is_named(library: str, file: Path) -> None:
 
 
 def test_j45_tied_in_the_file_and_tied_after_a_step(file: Path) -> None:
+    """J45: the same after a step of training, whoever made the model."""
     tied.save(tied_params("numpy"), file)
     for params in (tied.load(file, framework="jax"),
                    tied.load_into(tied_params("jax", 5), file).model):  # fmt: skip
@@ -102,6 +104,7 @@ class Listed(nn.Module):
 
 
 def test_j50_j52_a_layer_under_two_names_is_written_once(file: Path) -> None:
+    """J50, J52: elsewhere `parameters()` has it twice."""
     tied.save(Listed(5), file)
     assert stored(file) == {"input.weight", "input.bias", "layers.1.weight", "layers.1.bias"}
     assert open_checkpoint(file).nbytes == 4 * (12 + 4 + 12 + 3)
@@ -115,7 +118,7 @@ def test_j50_j52_a_layer_under_two_names_is_written_once(file: Path) -> None:
 
 @each_library
 def test_j53_both_keys_in_the_file_and_one_in_the_model(library: str, file: Path) -> None:
-    """The other one is named; a model that has both takes it."""
+    """J53: the other one is named; a model that has both takes it."""
     safetensors.numpy.save_file({"wte": W, "lm_head": W.copy()}, file)
     w = array(library, W + 1, "float32")
     told = tied.load_into({"wte": w, "lm_head": w}, file)
@@ -132,6 +135,7 @@ def test_j53_both_keys_in_the_file_and_one_in_the_model(library: str, file: Path
 
 @each_library
 def test_j55_j56_one_variable_in_two_layers(library: str, file: Path) -> None:
+    """J55, J56: one copy on disk, and one array again."""
     kernel = array(library, W, "float32")
     model = {"layers": [{"kernel": kernel, "bias": array(library, [n], "float32")}
                         for n in range(2)]}  # fmt: skip
@@ -144,7 +148,7 @@ def test_j55_j56_one_variable_in_two_layers(library: str, file: Path) -> None:
 
 
 def test_j58_j60_a_shared_sub_model_is_saved_and_reloaded(file: Path) -> None:
-    """A siamese net: an encoder on both sides, inside of which a weight is shared too."""
+    """J58, J60: A siamese net: an encoder on both sides, inside of which a weight is shared too."""
 
     class Encoder(nn.Module):
         def __init__(self) -> None:
@@ -171,6 +175,7 @@ def test_j58_j60_a_shared_sub_model_is_saved_and_reloaded(file: Path) -> None:
 
 @each_library
 def test_j61_a_transposed_layer_can_be_reloaded(library: str, file: Path) -> None:
+    """J61: the head reads the transpose."""
     tied.save(tied_params(library), file)
     assert stored(file) == {"wte", "bias"}
     model = tied.load_into(tied_params(library, 3), file).model
@@ -179,6 +184,7 @@ def test_j61_a_transposed_layer_can_be_reloaded(library: str, file: Path) -> Non
 
 
 def test_j62_a_tied_file_into_a_model_without_the_tie(file: Path) -> None:
+    """J62: both get the values, and stay apart."""
     tied.save({"wte": W, "lm_head": W.T}, file)
     model = {"wte": np.zeros((4, 3), "f4"), "lm_head": np.zeros((3, 4), "f4")}
     told = tied.load_into(model, file)
@@ -188,6 +194,7 @@ def test_j62_a_tied_file_into_a_model_without_the_tie(file: Path) -> None:
 
 
 def test_j64_ties_that_differ_between_two_checkpoints(tmp_path: Path) -> None:
+    """J64: a diff of ties."""
     train = tied.save({"a": W, "b": W, "c": W.copy()}, tmp_path / "train.safetensors")
     test = tied.save({"a": W, "b": W.copy(), "c": (c := W.copy())} | {"d": c.T},
                      tmp_path / "test.safetensors")  # fmt: skip
@@ -204,9 +211,34 @@ def test_j64_ties_that_differ_between_two_checkpoints(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------- NumPy and serializers
 
 
+@each_library
+def test_t56_views_into_a_flat_buffer(library: str, file: Path) -> None:
+    """T56: each part is saved with its own bytes, and neighbours are no tie."""
+    flat = np.arange(100, dtype="float32")
+    state = {"a": flat[:12].reshape(3, 4), "b": flat[12:18], "c": flat[50:54].reshape(2, 2)}
+    if library == "torch":
+        buffer = torch.from_numpy(flat)
+        state = {"a": buffer[:12].view(3, 4), "b": buffer[12:18], "c": buffer[50:54].view(2, 2)}
+    elif library == "jax":
+        made = jnp.asarray(flat)
+        state = {"a": tied.view(made, lambda x: x[:12].reshape(3, 4)),
+                 "b": tied.view(made, lambda x: x[12:18]),
+                 "c": tied.view(made, lambda x: x[50:54].reshape(2, 2))}  # fmt: skip
+    tied.save(state, file)
+    contents, loaded = open_checkpoint(file), tied.load(file)
+    assert contents.nbytes == 88
+    assert len({contents.source(name) for name in "abc"}) == 3
+    if library != "jax":  # there a part of an array is a computed view, and its memory has no name
+        assert stored(file) == {"a", "b", "c"}
+    assert groups(loaded) == ()
+    assert loaded["a"].tolist() == flat[:12].reshape(3, 4).tolist()
+    assert loaded["b"].tolist() == flat[12:18].tolist()
+    assert loaded["c"].tolist() == [[50, 51], [52, 53]]
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_j66_a_cache_key_that_knows_aliasing(library: str) -> None:
-    """`foo(a, a[:])` and `foo(a, copy)` have equal contents and may have other results."""
+    """J66: `foo(a, a[:])` and `foo(a, copy)` have equal contents and may have other results."""
 
     def key(*arguments: Any) -> str:
         return str(tied.ties(arguments).to_dict()["storages"])
@@ -228,6 +260,7 @@ MODELS: dict[str, Any] = {
 @pytest.mark.parametrize("shared", MODELS)
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_j73_views_with_a_shared_base(library: str, shared: str, file: Path) -> None:
+    """J73: also where the base is not saved, or behind its views."""
     model = MODELS[shared](array(library, np.arange(20), "float32"))
     tied.save(model, file)
     loaded = tied.load(file, framework=library)
@@ -257,6 +290,7 @@ ORDERS: dict[str, Any] = {
 def test_j74_arrays_of_any_order_have_the_right_values(
     order: str, expand: bool, file: Path
 ) -> None:
+    """J74: elsewhere raw memory is written under the logical shape."""
     x = ORDERS[order](W.copy())
     tied.save({"x": x, "n": np.arange(3, dtype="i4")}, file, expand=expand)
     for library in ("numpy", "torch", "jax"):
