@@ -18,6 +18,7 @@ import transformers
 from torch import nn
 
 import architectures
+import commands
 import tied
 from small_configs import small
 from tied._checkpoint import open_checkpoint
@@ -102,6 +103,44 @@ def names(model: Any) -> set[str]:
 
 def shards(sharded: bool) -> dict[str, Any]:
     return {"max_shard_bytes": SHARD} if sharded else {}
+
+
+# -------------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_shown_compared_and_unpacked(name: str, sharded: bool, tmp_path: Path) -> None:
+    """From a file in which every tie is lost, and back to one that names everything."""
+    model = build(name)
+    lost = {key: x.detach().clone().contiguous() for key, x in model.state_dict().items()}
+    safetensors.torch.save_file(lost, tmp_path / "lost.safetensors")
+    into = [f"--max-shard-bytes={SHARD}"] if sharded else []
+    packed = tmp_path / ("packed" if sharded else "packed.safetensors")
+    lossy = tmp_path / "lost.safetensors"
+    assert commands.run("pack", "--discover", lossy, packed, *into).code == 0
+    found = {frozenset(x) for x in groups(tied.load(packed))}
+    for group in groups(model.state_dict()):
+        assert any(found_one >= {*group} for found_one in found), group
+    shown = commands.run("show", "--json", packed).json
+    assert shown["nbytes"] == open_checkpoint(packed).nbytes < sum(x.nbytes for x in lost.values())
+    told = commands.run("diff", "--bits", "--json", lossy, packed).json
+    assert told["ties_made"]
+    for what in (
+        "only_in_a",
+        "only_in_b",
+        "ties_lost",
+        "ties_changed",
+        "shapes",
+        "dtypes",
+        "values",
+    ):
+        assert told[what] == [], what
+    assert commands.run("diff", "--bits", packed, packed).code == 0
+    assert commands.run("verify", packed).code == 0
+    assert commands.run("unpack", packed, tmp_path / "all.safetensors").code == 0
+    read = safetensors.torch.load_file(tmp_path / "all.safetensors")
+    assert holds(read, model, names(model))
 
 
 # ------------------------------------------------------------------------------------ written by us
