@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tied import arrays
 from tied._errors import DtypeError, FileError, TiedError, TieError
 from tied._files.contents import Checkpoint, Stored
 from tied._files.dtypes import BITS, NAMES
 from tied._files.formats import opener
 from tied._files.gather import gather
+from tied._files.header import bad, opened
 from tied._files.write import write
 from tied.arrays.numpy import parse_dtype
 
@@ -142,16 +145,18 @@ class _Arrays:
                 paths=[name, base.name],
             ) from error
 
-    def _fits(self, memory: Any, itemsize: int) -> bool:
-        """Returns whether an array can be over these bytes (PyTorch wants them aligned)."""
-        apart = memory.ctypes.data % max(1, itemsize) and self.library.name == "torch"
-        return bool(self.mapped and memory.flags.writeable and not apart)
+    def _memory(self, stored: Stored) -> Any:
+        """Returns the bytes that an array is to be over; PyTorch wants them aligned."""
+        if not self.mapped and stored.file is not None:
+            return _read(stored)
+        memory = stored.memory()
+        itemsize = max(1, BITS[stored.dtype] // 8)
+        apart = self.library.name == "torch" and memory.ctypes.data % itemsize
+        return memory if self.mapped and memory.flags.writeable and not apart else memory.copy()
 
     def storage(self, stored: Stored) -> Any:
         if stored.name not in self._made:
-            memory = stored.memory()
-            if not self._fits(memory, BITS[stored.dtype] // 8):
-                memory = memory.copy()
+            memory = self._memory(stored)
             try:
                 self._made[stored.name] = array_over(self.library, memory, stored)
             except DtypeError as error:
@@ -159,6 +164,17 @@ class _Arrays:
                 raise DtypeError(error.message, facts=facts, hint=error.hint,
                                  paths=[stored.name]) from error  # fmt: skip
         return self._made[stored.name]
+
+
+def _read(stored: Stored) -> Any:
+    """Returns the bytes of a storage, read into memory of their own."""
+    assert stored.file is not None
+    memory = np.empty(stored.nbytes, np.uint8)
+    with opened(stored.file) as file:
+        file.seek(stored.start)
+        if file.readinto(memory) != stored.nbytes:  # type: ignore[attr-defined]
+            raise bad(stored.file, "a file that has become shorter", stored.name)
+    return memory
 
 
 def array_over(library: arrays.Library, memory: Any, stored: Stored) -> Any:
