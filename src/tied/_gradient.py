@@ -131,7 +131,7 @@ def _told(storage: Storage, reader: Reader) -> Any:
         return np.ones(storage.shape, bool)
     told = np.zeros(storage.base_shape, bool)
     told.reshape(-1)[reader.layout.index().reshape(-1)] = True
-    return told.transpose(sorted(range(len(storage.order)), key=storage.order.__getitem__))
+    return told.transpose(storage.back)
 
 
 def _refuse_one_array_twice(uses: Uses, convention: str) -> None:
@@ -170,8 +170,8 @@ def _pulled(storage: Storage, path: str, reader: Reader, gradient: Any) -> Any:
 
 def _ordered(storage: Storage, library: Library, x: Any) -> Any:
     """Returns an array whose axes are in the order of memory with the storage's own order."""
-    back = sorted(range(len(storage.order)), key=storage.order.__getitem__)
-    return x if back == sorted(back) else library.apply(x, [Move("permute", tuple(back))])
+    turned = storage.back != tuple(range(len(storage.order)))
+    return library.apply(x, [Move("permute", storage.back)]) if turned else x
 
 
 def _of_parts(storage: Storage, path: str, layout: Layout, gradient: Any, library: Library) -> Any:

@@ -261,8 +261,7 @@ def _in_order(x: Any, storage: Storage, shape: tuple[int, ...]) -> Any:
     """Returns an array of C order, or of a span in the order of memory, as the model has it."""
     if x.shape == shape:
         return x
-    back = sorted(range(len(storage.order)), key=storage.order.__getitem__)
-    return x.reshape(storage.base_shape).transpose(back)
+    return x.reshape(storage.base_shape).transpose(storage.back)
 
 
 def _write_in_place(storage: Storage, array: Any, value: Stored) -> None:

@@ -58,6 +58,11 @@ class Storage(NamedTuple):
         return tuple(self.shape[axis] for axis in self.order)
 
     @property
+    def back(self) -> tuple[int, ...]:
+        """For each axis of `shape`, where it stands in the order of memory: undoes `order`."""
+        return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
+
+    @property
     def plain(self) -> bool:
         """Whether one leaf reads it, as it is."""
         return len(self.readers) == 1 and self.whole == 0

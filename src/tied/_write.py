@@ -84,5 +84,4 @@ def _through(storage: Storage, reader: Reader, library: Library, array: Any, val
     value = -value if layout.neg else value
     flat = library.apply(array, [Move("permute", storage.order)])
     flat = library.put(flat, layout, value)
-    back = sorted(range(len(storage.order)), key=storage.order.__getitem__)
-    return library.apply(flat, [Move("permute", tuple(back))])
+    return library.apply(flat, [Move("permute", storage.back)])
